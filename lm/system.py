@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # from malloc.h
+_TUNABLES = "GLIBC_TUNABLES"
 # Packages that TensorFlow imports, but that this program does not need. TensorFlow needs the
 # location of the package keras itself.
 _UNUSED = ("keras.src", "jax")
@@ -68,6 +69,20 @@ def keep_freed_memory() -> None:
         _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         _libc.mallopt(_M_MMAP_MAX, 0)
         _libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def use_huge_pages() -> None:
+    """Start this program again with huge pages, if the kernel offers them to programs that ask.
+
+    With pages of 2 MiB, a step needs fewer entries of the page table (docs/performance.md). glibc
+    reads this setting only when a process starts.
+    """
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    with contextlib.suppress(OSError), open(path) as file:
+        started_from_file = os.path.isfile(sys.argv[0])  # and not from stdin, which was read
+        if "[madvise]" in file.read() and started_from_file and _TUNABLES not in os.environ:
+            os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
+            os.execv(sys.executable, sys.orig_argv)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ hypothesis.settings.load_profile("untimed")
 
 # Hide the messages that TensorFlow prints at startup.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Programs that find this variable do not start again to set it. A fork cannot start again.
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 
 
 @pytest.fixture(scope="session")

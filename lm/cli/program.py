@@ -22,7 +22,7 @@ from lm.distributed.signals import ignore_save_requests, stopped_by
 from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line, printable
 from lm.events.logs import may_be_gone, start_console
-from lm.system import keep_freed_memory
+from lm.system import keep_freed_memory, use_huge_pages
 
 Parsed = TypeVar("Parsed")
 
@@ -38,6 +38,7 @@ def run(
     `parse` needs neither TensorFlow nor the other ranks, so that `--help` appears immediately.
     `work` runs on all ranks.
     """
+    use_huge_pages()
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
         launch.end_with_launcher()

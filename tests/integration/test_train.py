@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -247,3 +248,18 @@ def test_a_resume_needs_no_more_memory_than_the_start(tmp_path):
         train(tmp_path / "run", *flags, "--max_steps", max_steps, "--resume")
         peaks += [event["memory_mb"] for event in events(tmp_path / "run", "epoch")]
     assert peaks[1] < peaks[0] + 48
+
+
+def test_a_training_uses_huge_pages_unless_the_user_decides(tmp_path):
+    config = tmp_path / "config.py"
+    config.write_text("import os\ndef get_config(): raise ValueError(os.environ['GLIBC_TUNABLES'])")
+    setting = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[madvise]" not in setting.read_text():
+        pytest.skip("this kernel does not offer huge pages to programs that ask")
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    for given, expected in ({}, "glibc.malloc.hugetlb=1"), ({"GLIBC_TUNABLES": "a=1"}, "a=1"):
+        command = [sys.executable, "-m", "lm.train", "--config", config]
+        result = subprocess.run(
+            command, env=env | given, capture_output=True, text=True, timeout=60
+        )
+        assert result.stderr.strip().endswith(expected)
