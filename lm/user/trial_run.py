@@ -1,7 +1,6 @@
 """Check by experiment that a network sees no later words, and that windows equal single words."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -81,12 +80,15 @@ class NetworkCheck:
         ]
 
     def _run(
-        self, session: tf.Session, fetches: Any, words: Sequence[np.ndarray], state: _State
-    ) -> Any:
-        """Run a window for inputs and targets [num_steps, 2]."""
+        self, session: tf.Session, words: Sequence[np.ndarray], state: _State
+    ) -> tuple[np.ndarray, _State, np.ndarray]:
+        """Return the results, the state and the losses of inputs and targets [num_steps, 2].
+
+        All calls compute the same tensors, because TensorFlow compiles the graph for each set.
+        """
         feed = {self._state_phs[name]: value for name, value in state.items()}
         feed |= dict(zip((self._inputs_ph, self._targets_ph), words))
-        return session.run(fetches, feed)
+        return session.run([*self._results, self._losses], feed)
 
     def _run_words(
         self, session: tf.Session, words: np.ndarray, first: int = 0
@@ -109,10 +111,10 @@ class NetworkCheck:
         _replace_zeros(session, self._random, self._network.config.init_scale)
         words = self._random.integers(0, vocab_size, [2, self._num_steps, 2])
         # Use a state that the network computed: other states may be invalid.
-        first, state = self._run(session, self._results, words, self._zeros)
-        top, after = self._run(session, self._results, words, state)
+        first, state, _ = self._run(session, words, self._zeros)
+        top, after, _ = self._run(session, words, state)
         _check_finite(where, first, *state.values(), top, *after.values())
-        if _differ(top, self._run(session, self._results, words, state)[0]):
+        if _differ(top, self._run(session, words, state)[0]):
             raise UserError(
                 f"{where} computes different results each time, so it cannot be checked: use"
                 " context.dropout or context.seed() for all random numbers"
@@ -120,7 +122,7 @@ class NetworkCheck:
         for now in self._time_steps():
             later = words.copy()
             later[:, now:] = (later[:, now:] + 1) % vocab_size
-            changed, _ = self._run(session, self._results, later, state)
+            changed, _, _ = self._run(session, later, state)
             if _differ(top[:now], changed[:now]):
                 raise UserError(
                     f"{where}: the outputs of a time step depend on later words, which the network"
@@ -168,10 +170,10 @@ class NetworkCheck:
         num_windows = 1 if self._network.reads_words else 2  # a state carries words between them
         size = [num_windows * self._num_steps + 1, 2]
         words = self._random.integers(0, self._network.vocab_size, size)
-        of_windows, state, fetches = [], self._zeros, [self._losses, self._results[1]]
+        of_windows, state = [], self._zeros
         for start in range(0, len(words) - 1, self._num_steps):
             window = [words[i : i + self._num_steps] for i in (start, start + 1)]
-            losses, state = self._run(session, fetches, window, state)
+            _, state, losses = self._run(session, window, state)
             of_windows.append(losses[:, :1])
         of_window = np.concatenate(of_windows)
         # Subtract the mean, about log V, which is large compared to the effect of initial weights.
@@ -183,7 +185,7 @@ class NetworkCheck:
             for of_word in self._run_words(session, words[:, :1], first)
         ):
             return ""
-        without_state, _ = self._run(session, fetches, window, self._zeros)
+        _, _, without_state = self._run(session, window, self._zeros)
         if self._zeros and not _differ(losses, without_state):
             return (
                 f"{self._network.where} ignores its state ({', '.join(self._zeros)}), so each"
@@ -204,12 +206,12 @@ def _placeholders(num_steps: int | None, rows: int) -> list[tf.Tensor]:
 def _replace_zeros(session: tf.Session, random: np.random.Generator, scale: float) -> None:
     """Replace initial weights of zero, which would hide the values that they are multiplied by."""
     variables = tf.trainable_variables()
+    pairs = [pair for pair in zip(variables, session.run(variables)) if not pair[1].all()]
     # Use positive values: the network may compute a square root of the weight.
     values = [
-        np.where(value == 0, random.uniform(0, scale, value.shape), value)
-        for value in session.run(variables)
+        np.where(value == 0, random.uniform(0, scale, value.shape), value) for _, value in pairs
     ]
-    _assign(session, variables, values)
+    _assign(session, [variable for variable, _ in pairs], values)
 
 
 def _assign(
