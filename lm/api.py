@@ -11,7 +11,7 @@ from lm.distributed.agreement import on_all_ranks
 from lm.distributed.launch import connect, launched_rank
 from lm.errors import UserError
 from lm.events.logs import start_console
-from lm.events.read import read_events
+from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
 from lm.system import import_tensorflow
@@ -53,16 +53,19 @@ def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
             raise UserError(f"{name} is not a field of Config or RunOptions (see docs/flags.md)")
     config, comm = replaced(file.config, **fields), _connect()
     results = run_training(config, RunOptions(**options), comm, file.functions)
-    with on_all_ranks(comm):
+    if "epoch" in results:
+        return results
+    with on_all_ranks(comm):  # A finished run that is resumed trains no epoch.
         recorded = _recorded_results(results["output_dir"]) if comm.is_rank_0 else None
-    # A finished run that is resumed trains no epoch.
     return {**comm.gather(recorded)[0], **results}
 
 
 def _recorded_results(run_dir: str) -> dict[str, Any]:
     """Return the fields of the last epoch in metrics.jsonl."""
-    events, _ = read_events(run_dir)
-    epoch = next((event for event in reversed(events) if event["event"] == "epoch"), {})
+    epoch: dict[str, Any] = {}
+    for event in iterate_events(run_dir, {}):
+        if event["event"] == "epoch":
+            epoch = event
     return {name: value for name, value in epoch.items() if name != "event"}
 
 
@@ -112,7 +115,10 @@ class TrainedRun:
 
         how = Sampling(**sampling)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return list(self._open(Generator, max(batch_size, how.beam_size)).generate(prompts, how))
+        rows = max(batch_size, how.beam_size)
+        if not self._run.functions.is_built_in:  # computes all rows, even if they are not needed
+            rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
+        return list(self._open(Generator, rows).generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""

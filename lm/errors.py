@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
-# scheme://user:password@host/path?signature
-_ADDRESS = re.compile(r"(\w+://)(?:[^/\s]*@)?([^\s'\"?]*)(?:\?[^\s'\"]*)?")
+# scheme://user:password@host/path?signature; a shell writes ' inside '...' as '"'"'
+_ADDRESS = re.compile(r"""(\w+://)(?:(?:[^/\s'"]|'"'"')*@)?([^\s'"?]*)(?:\?[^\s'"]*)?""")
 # --api_key VALUE, PASSWORD='VALUE', "Authorization: Bearer VALUE"
 _SECRET = re.compile(
     r"(?i)((?:password|passwd|secret|token|key|credentials?|authorization)['\"]?[=:\s]\s*"

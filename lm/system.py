@@ -79,10 +79,16 @@ def use_huge_pages() -> None:
     """
     path = "/sys/kernel/mm/transparent_hugepage/enabled"
     with contextlib.suppress(OSError), open(path) as file:
-        started_from_file = os.path.isfile(sys.argv[0])  # and not from stdin, which was read
-        if "[madvise]" in file.read() and started_from_file and _TUNABLES not in os.environ:
+        if "[madvise]" in file.read() and _is_whole_process() and _TUNABLES not in os.environ:
             os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
             os.execv(sys.executable, sys.orig_argv)
+
+
+def _is_whole_process() -> bool:
+    """Return whether Python was started only to run this program, not a notebook or a debugger."""
+    spec = sys.modules["__main__"].__spec__  # None for a script
+    program = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
+    return sys.orig_argv[-len(sys.argv) :] == [program, *sys.argv[1:]]
 
 
 @contextlib.contextmanager

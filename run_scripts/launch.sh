@@ -54,7 +54,7 @@ run_mpirun() {
             -x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
     fi
     # An empty value hides the GPUs of all hosts. A scheduler gives each host its own value.
-    [[ -z ${CUDA_VISIBLE_DEVICES+set} || -n $job ]] || options+=(-x CUDA_VISIBLE_DEVICES)
+    [[ -z ${CUDA_VISIBLE_DEVICES+set} || (-n $job && -n $CUDA_VISIBLE_DEVICES) ]] || options+=(-x CUDA_VISIBLE_DEVICES)
     [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
     # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
     run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} "$@"

@@ -243,7 +243,11 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
         return "text", own
     found = _texts_in(data_path)
     # PTB must not complete a text of the user. An address asks for PTB beside other files.
-    if own or (not data_url and not PTB_SHA256.keys() >= set(found)):
+    unpublished = any(
+        sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]
+        for source in ptb.values()
+    )
+    if own or unpublished or (not data_url and not PTB_SHA256.keys() >= set(found)):
         found = found or sorted(os.path.basename(source.path) for source in own.values())
         raise UserError(
             f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"

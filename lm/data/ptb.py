@@ -33,7 +33,7 @@ READ_SECONDS = 20.0  # the longest pause between two blocks of data
 MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
 MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 10  # The time limit is checked after each block.
 
 
 class SourceError(Exception):

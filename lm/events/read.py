@@ -105,6 +105,8 @@ def _check(event: Event) -> None:
             is_valid = is_number or kind not in _OF_NUMBERS
         if not is_valid:
             raise ValueError(f"{name} is {value!r:.40}")
+    if kind == "epoch" and event["epochs"] <= 0:
+        raise ValueError(f"epochs is {event['epochs']}")
 
 
 def _is_before(event: Event, last: Mapping[str, int]) -> bool:

@@ -246,7 +246,7 @@ def contains_at_end(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> b
 
     Only as many tokens are decoded as the text may have: a token has at least one byte.
     """
-    count = len(text.encode()) + _WINDOW
+    count = len(text.encode(errors="surrogatepass")) + _WINDOW
     decoded = tokenizer.decode(tokens[-count:])
     while decoded.startswith("\ufffd") and count < len(tokens):  # It may start inside a character.
         count *= 2

@@ -387,13 +387,19 @@ class BatchMatMulOp : public OpKernel {
     Tensor* c;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &c));
     if (shape.num_elements() == 0) return;
-    OP_REQUIRES(ctx, K > 0, errors::InvalidArgument("a product over no elements"));
+    if (K == 0) {
+      std::fill_n(c->flat<float>().data(), c->NumElements(), 0.f);
+      return;
+    }
+    TokenOrder order;
+    if (transpose_a_)
+      OP_REQUIRES_OK(ctx, OrderTokens(K, {}, Cpu().token_sum[1].multiple, &order));
     const int64_t count = shape.num_elements() / (M * N);
     std::atomic<bool> out_of_memory{false};
     ParallelFor(ctx, 1, count, [&](int64_t, int64_t i) {
       const float *from_a = Floats(a) + i * M * K, *from_b = Floats(b) + i * K * N;
       float* to = Floats(c) + i * M * N;
-      const bool memory = transpose_a_ ? SumOverRows(M, K, N, from_a, from_b, to)
+      const bool memory = transpose_a_ ? SumOverRows(M, N, order, from_a, from_b, to)
                                        : Multiply(M, K, N, from_a, from_b, to);
       if (!memory) out_of_memory = true;
     });
@@ -430,12 +436,10 @@ class BatchMatMulOp : public OpKernel {
                       });
   }
 
-  // c[M, N] = a[K, M]^T b[K, N].
-  static bool SumOverRows(int64_t M, int64_t K, int64_t N, const float* a, const float* b,
-                          float* c) {
+  // c[M, N] = a[K, M]^T b[K, N] for K rows in this order.
+  static bool SumOverRows(int64_t M, int64_t N, const TokenOrder& order, const float* a,
+                          const float* b, float* c) {
     const TokenSumFormat& format = Cpu().token_sum[1];
-    TokenOrder order;
-    if (!OrderTokens(K, {}, format.multiple, &order).ok()) return false;
     const int64_t tokens = order.tokens.size();
     lm::TokenSum p = {M, N, order.view(), a, false, b, false, c};
     p.ld_units = format.RowUnits(tokens);

@@ -17,6 +17,9 @@ _Operator = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class LocalSums:
     """Tensors that are computed for each window of the local rows, and added up.
 
+    Each step must use all sums, because a held tensor is not replaced by the next one. Every error
+    in a step therefore ends the session.
+
     Attributes:
       of_window: What a window computes: its key, and the ops that hold its tensors.
     """

@@ -57,6 +57,7 @@ def _report(argv):
     paths, options = arguments.positional, arguments[ReportOptions]
     if not paths:
         raise UserError("no run to report; give one or more run directories (see --help)")
+    perplexities = _perplexities(options.time_to)
     searches = [path for path in paths if os.path.exists(os.path.join(path, SEARCH_FILE))]
     benchmarks = [path for path in paths if path.endswith(".json") and os.path.isfile(path)]
     if searches and len(paths) > 1:
@@ -65,6 +66,8 @@ def _report(argv):
         raise UserError(f"{benchmarks[0]} is a benchmark; report runs separately")
     if options.watch and (not options.html or searches or benchmarks):
         raise UserError("--watch needs runs and --html")
+    if perplexities and (searches or benchmarks):
+        raise UserError("--time_to needs runs")
     if searches:
         _report_search(searches[0], options.html)
     elif benchmarks:
@@ -72,14 +75,13 @@ def _report(argv):
     else:
         if options.watch:
             _watch(paths, options.html)
-        _report_runs(paths, options)
+        _report_runs(paths, options.html, options.examples, perplexities)
 
 
-def _report_runs(paths, options):
+def _report_runs(paths, path, examples, perplexities):
     from lm.report.comparison import group_by_corpus
     from lm.report.tables import build_time_table, build_tokenizer_tables, section_text
 
-    perplexities, path = _perplexities(options.time_to), options.html
     runs, errors = _read_runs(paths)
     sections = group_by_corpus(runs)
     for section in sections:
@@ -96,8 +98,7 @@ def _report_runs(paths, options):
             from lm.report.examples import example_parts
 
         draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
-        show = options.examples
-        parts = [] if show is False else example_parts(sections, bool(show))
+        parts = [] if examples is False else example_parts(sections, bool(examples))
         _write_runs(sections, path, parts)
         logger.info("wrote %s", path)
     if errors:

@@ -167,7 +167,7 @@ def _seeds(groups: Sequence[Group]) -> Table:
         seeds = {run.record.config["seed"]: run for run in group.runs if run.step == longest}
         if len(seeds) > 1:
             columns = zip(*(final_perplexities(run) for run in seeds.values()))
-            epochs = epochs_text(group.runs[0].num_epochs)
+            epochs = epochs_text(next(iter(seeds.values())).num_epochs)
             rows.append([group.label, str(len(seeds)), epochs, *map(_mean_text, columns)])
     note = "Mean ± standard deviation of the runs that differ only in the seed and trained longest."
     return Table("Seeds", note, ["config", "seeds", "epochs", "train", "valid", "test"], rows)

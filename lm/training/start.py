@@ -99,12 +99,14 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
 def _peak_speed(job: Job) -> float | None:
     """Return the tokens/s at the GEMM peak of all ranks, or None if it is not known.
 
-    The products of user-defined networks are unknown. The products of clusters depend on the words.
+    The products of user-defined networks are unknown. The products of clusters depend on the words,
+    and the products of frozen weights depend on where they are.
     """
     config, device = job.config, job.device
     own = load_peak(config.precision, device.intra_op) if device.gpu is None else None
     peaks = job.comm.gather(own)
-    if None in peaks or not job.functions.is_built_in or config.adaptive_softmax_cutoffs:
+    is_partial = config.adaptive_softmax_cutoffs or config.trainable
+    if None in peaks or not job.functions.is_built_in or is_partial:
         return None
     shapes = {v.op.name: v.shape.as_list() for v in tf.trainable_variables()}
     return sum(peaks) / flops_per_token(shapes, config.tie_weights)

@@ -37,7 +37,7 @@ class Division(NamedTuple):
 
     rows: Rows  # rows of the first window; all windows have the same size
     num_threads: int  # number of windows that are computed at the same time
-    sums_outside: bool  # whether the gradients of windows are added up afterwards
+    sums_windows: bool  # whether the gradients of windows are added up afterwards
 
 
 class TrainGraph(NamedTuple):
@@ -79,14 +79,14 @@ def divide_rows(
 
     The built-in network computes all rows in one window, or `at_once` micro-batches. Its operations
     divide the rows into micro-batches. For a user-defined network, a window is a micro-batch,
-    because the results of TensorFlow's operations depend on their shapes. On a GPU, sums outside of
-    the graph would be slow, so a window has all rows.
+    because the results of TensorFlow's operations depend on their shapes. On a GPU, small windows
+    would be slow, so a window has all rows.
     """
     if is_built_in or device.gpu is not None:
         of_window = rows.first_micro_batches(at_once or len(rows.micro_batches))
-        return Division(of_window, num_threads=1, sums_outside=of_window != rows)
+        return Division(of_window, num_threads=1, sums_windows=of_window != rows)
     of_window = rows.first_micro_batches(1)
-    return Division(of_window, num_threads=at_once or device.inter_op, sums_outside=True)
+    return Division(of_window, num_threads=at_once or device.inter_op, sums_windows=True)
 
 
 def build_train_graph(network: Network, comm: Communicator, division: Division) -> TrainGraph:
@@ -102,7 +102,7 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
         dropout_step = tf.identity(global_step)
     window = build_window_graph(network, division.rows, "train", dropout_step)
     freeze(config.trainable)
-    local_sums = LocalSums(window.first_row_ph) if division.sums_outside else None
+    local_sums = LocalSums(window.first_row_ph) if division.sums_windows else None
     sum_locally = local_sums.sum if local_sums else tf.identity
     nll_sum = sum_locally(window.nll_sum)
     changes = [sum_locally(update.change) for update in window.updates]

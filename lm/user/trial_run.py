@@ -132,8 +132,8 @@ class NetworkCheck:
     def _time_steps(self) -> list[int]:
         """Return the first, the last, and random time steps, at most `_CHECKED`.
 
-        If attention is limited to blocks of a window, then the first or the last step is inside a
-        block.
+        If attention is limited to blocks of a window, the first or the last step is usually inside
+        a block.
         """
         steps = np.arange(1, self._num_steps)
         chosen = self._random.permutation(steps[1:-1])[: _CHECKED - 2]

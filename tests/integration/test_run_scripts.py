@@ -222,6 +222,7 @@ def test_named_or_hidden_gpus_apply_to_all_hosts(launch, name):
     # A scheduler gives each host its own value.
     sge = {"JOB_ID": "7", "SGE_ROOT": "/sge"}
     assert "CUDA" not in launch(name, CUDA_VISIBLE_DEVICES="1,2", **env, **sge).stdout
+    assert " -x CUDA" in launch(name, CUDA_VISIBLE_DEVICES="", **env, **sge).stdout
 
 
 def test_hostfile_and_interface(launch, tmp_path):

@@ -250,7 +250,7 @@ def test_a_resume_needs_no_more_memory_than_the_start(tmp_path):
     assert peaks[1] < peaks[0] + 48
 
 
-def test_a_training_uses_huge_pages_unless_the_user_decides(tmp_path):
+def test_a_training_uses_huge_pages_unless_the_user_decides(tmp_path, corpora):
     config = tmp_path / "config.py"
     config.write_text("import os\ndef get_config(): raise ValueError(os.environ['GLIBC_TUNABLES'])")
     setting = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -263,3 +263,11 @@ def test_a_training_uses_huge_pages_unless_the_user_decides(tmp_path):
             command, env=env | given, capture_output=True, text=True, timeout=60
         )
         assert result.stderr.strip().endswith(expected)
+    flags = (*TINY, "--noeval", "--output_dir", tmp_path / "run", "--data_path", corpora)
+    result = run_command([*mpirun(2), sys.executable, "-m", "lm.train", *flags], env, timeout=60)
+    assert result.returncode == 0, result.stderr
+    # A program that runs the command is not started again.
+    code = "import sys, lm.train; print('FIRST'); sys.argv = [lm.train.__file__, '--help']; "
+    code += "lm.train.main()"
+    result = run_command([sys.executable, "-c", code], env, timeout=60)
+    assert result.stdout.count("FIRST") == 1

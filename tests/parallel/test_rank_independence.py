@@ -53,7 +53,13 @@ RUNS = {  # rank counts and flags
         ),
     ),
     "adaptive softmax in bfloat16": ((1, 4), (*ADAPTIVE, "--precision", "bfloat16")),
-    "adaptive input": ((1, 4), (*ADAPTIVE, "--adaptive_input", "--optimizer", "adagrad")),
+    "adaptive input": (
+        (1, 4),
+        (
+            *ADAPTIVE, "--adaptive_input", "--tie_weights", "--embedding_size", 24,
+            "--optimizer", "adagrad",
+        ),
+    ),
     # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
     "subnormal numbers": (
         (1, 4),

@@ -33,6 +33,7 @@ def test_the_commit_is_marked_if_files_have_changed(tmp_path):
             "--data_url=https://host/a.tgz -x",
         ),
         ("""'https://me:it'"'"'s@host/'""", "'https://host/'"),
+        ("""{"url":"http://proxy","to":"me@x"}""", """{"url":"http://proxy","to":"me@x"}"""),
         ("--api_key SECRET --seed 5", "--api_key ... --seed 5"),
         ("--on_event 'WANDB_API_KEY=SECRET send'", "--on_event 'WANDB_API_KEY=... send'"),
         ("--password 'SECRET SECRET' b", "--password ... b"),

@@ -47,6 +47,9 @@ def test_the_transport_depends_on_the_fabric(monkeypatch):
     assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
     monkeypatch.setattr(transport, "find_fabric", lambda: transport.Fabric("mlx5_0", 100))
     assert transport.transport_defaults() == {"OMPI_MCA_btl": "^openib"}
+    with monkeypatch.context() as gloo:
+        gloo.setenv("HOROVOD_CONTROLLER", "gloo")
+        assert transport.transport_defaults() == {}
     monkeypatch.setenv("NETWORK", "tcp")
     assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
     monkeypatch.setenv("OMPI_MCA_pml", "cm")  # the user's choice

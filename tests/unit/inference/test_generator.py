@@ -2,14 +2,17 @@
 
 import itertools
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from lm.config import Config
+from lm.data.symbols import Bytes
 from lm.data.tokenizers import Words, split_words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.generator import Generator, encode_prompt
+from lm.inference.generator import Generator, contains_at_end, encode_prompt
 from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
@@ -128,6 +131,14 @@ def test_a_text_ends_before_the_stop_text(generator):
     (whole,) = generator.generate([""], Sampling(num_words=100, seed=1))
     (stopped,) = generator.generate([""], Sampling(num_words=100, seed=1, stop="f a"))
     assert "f a" in whole.text and stopped.text == whole.text.partition("f a")[0]
+
+
+@hypothesis.given(st.binary(max_size=60), st.text("aé\U0001f600", min_size=1, max_size=3))
+def test_a_stop_text_is_found_at_its_last_byte(data, stop):
+    tokenizer, ids = Bytes(), [*data, *stop.encode(), *data]
+    found = [n for n in range(1, len(ids) + 1) if contains_at_end(tokenizer, ids[:n], stop)]
+    expected = [n for n in range(1, len(ids) + 1) if stop in tokenizer.decode(ids[:n])]
+    assert found[0] == expected[0]
 
 
 def test_unknown_words_of_prompts_are_logged(caplog):

@@ -107,7 +107,7 @@ def train_graph(network, threads=1, in_one_window=False):
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
     in_one_window = in_one_window or network.is_built_in
     of_window = rows if in_one_window else rows.first_micro_batches(1)
-    division = Division(of_window, threads, sums_outside=not in_one_window)
+    division = Division(of_window, threads, sums_windows=not in_one_window)
     graph = build_train_graph(network, Communicator(), division)
     return graph, WindowRunner(graph.window, rows, threads)
 

@@ -55,6 +55,9 @@ MISTAKES = {
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([] if context.training else [n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD: "assigns to a variable (eval/lm_network/AssignAddVariableOp)",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
+        "assigns to a variable (",
     "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
         "line 13: build_outputs uses the global step, which exists only in training: use context.",
     "    w = tf.get_variable('w', [4, 4])\n"

@@ -84,6 +84,8 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
         write_run(tmp_path / f"{number}", config={**CONFIG, "seed": seed}, test=test)
         for number, (seed, test) in enumerate([(1, 50.0), (1, 50.0), (2, 52.0), (3, 54.0)])
     ]
+    shorter = write_run(tmp_path / "shorter", config={**CONFIG, "seed": 9}, test=None)
+    runs.insert(0, shorter._replace(events=shorter.events[:1]))
     tables = build_tables(group_by_config(runs))
     (seeds,) = (table for table in tables if table.title == "Seeds")
     assert seeds.rows == [["small", "3", "1.50", "90.00 ± 0.00", "80.50 ± 0.00", "52.00 ± 2.00"]]
