@@ -256,7 +256,7 @@ def test_a_training_uses_huge_pages_unless_the_user_decides(tmp_path, corpora):
     setting = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[madvise]" not in setting.read_text():
         pytest.skip("this kernel does not offer huge pages to programs that ask")
-    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    env = {name: value for name, value in environment().items() if name != "GLIBC_TUNABLES"}
     for given, expected in ({}, "glibc.malloc.hugetlb=1"), ({"GLIBC_TUNABLES": "a=1"}, "a=1"):
         command = [sys.executable, "-m", "lm.train", "--config", config]
         result = subprocess.run(
