@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,8 @@ from lm.system import without_stderr
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
+
+_XLA_FLAGS = "--xla_allow_excess_precision=false"  # flags of the user have precedence
 
 
 class Device(NamedTuple):
@@ -49,6 +52,8 @@ def start_tensorflow(
         cores = claim_cores_of_rank(comm.local_size)
         count = intra_op or cores
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
+        # XLA reads its flags later than this. By default, it skips conversions to bfloat16.
+        os.environ["XLA_FLAGS"] = f"{_XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
         # The thread pools of the first session serve all later sessions, even if their configs
         # differ. Without this session, creating a Saver would give each rank one thread per core of
         # the host. The first session also prints three lines about MLIR at every log level.

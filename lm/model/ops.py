@@ -40,8 +40,7 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
     if kernels.available():
         return _ops(kernels, precision, micro_batches=micro_batches)
     ops = plain_ops(precision)
-    # XLA may skip conversions to bfloat16, because it allows excess precision.
-    if precision == "float32" and tf.config.list_physical_devices("GPU"):
+    if tf.config.list_physical_devices("GPU"):
         return ops._replace(recurrence=partial(ops.recurrence, uses_xla=True))
     return ops
 
