@@ -28,6 +28,7 @@ from lm.training.initialize import initial_values
 from lm.training.prepare import Job
 from lm.training.restore import InitialValues, values_to_resume
 
+_FEW_TOKENS = 128  # a micro-batch with fewer tokens needs most of its time to read large weights
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
@@ -190,7 +191,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "exact": facts["exact"],
         "versions": f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Horovod"
         f" {horovod_version() or 'not installed'}",
-        "batch": f"{job.config.batch_size} rows, {local_rows} per rank",
+        "batch": f"{job.config.batch_size} rows, {local_rows} per rank{_micro_batches(job)}",
         "model": f"{facts['parameters']:,} parameters{frozen}, vocabulary {facts['vocab_size']:,}",
         "epoch": f"{facts['steps_per_epoch']:,} steps",
         "test": "none, because the corpus has no test split" if job.corpus.test is None else "",
@@ -206,6 +207,18 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     if facts["resumed_from_step"]:
         found.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return [f"training {facts['name']} {how}", *found]
+
+
+def _micro_batches(job: Job) -> str:
+    """Return the size of the micro-batches, which only user-defined networks on CPUs have."""
+    config, device = job.config, job.device
+    if job.functions.is_built_in or device.gpu is not None:
+        return ""
+    rows = config.batch_size // config.virtual_ranks
+    is_slow = rows * config.num_steps < _FEW_TOKENS
+    at_once = job.comm.size * device.inter_op
+    advice = "; fewer --virtual_ranks are faster if the model is large"
+    return f", {rows} per micro-batch{advice * (is_slow and at_once < config.virtual_ranks)}"
 
 
 def _listed(files: Mapping[str, str]) -> str:

@@ -78,6 +78,13 @@ def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(trained, name):
         assert event["exact"].startswith("yes: bitwise identical on any power of two up to")
 
 
+def test_the_summary_recommends_fewer_micro_batches(trained):
+    log = (trained / "ranks/gru/log.txt").read_text()
+    batches = [line for line in log.splitlines() if "per micro-batch" in line]
+    # Four ranks compute the four micro-batches at the same time, but three threads do not.
+    assert ["fewer --virtual_ranks" in line for line in batches] == [False, True]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_commands_agree(trained, name, tmp_path, texts):
     functions = load_config_file(str(NETWORKS[name][0])).functions
