@@ -21,7 +21,8 @@ run_scheduled() { # COMMAND ARGUMENTS...
     if [[ -n $job_index && -n ${FLAGS_FILE:-} ]]; then
         line=$(sed -n "${job_index}p" "$FLAGS_FILE") || exit 2
         [[ -n $line ]] || fail "$FLAGS_FILE has no line $job_index"
-        line=$(xargs printf '%s\n' <<<"$line") || fail "$FLAGS_FILE, line $job_index: unmatched quote"
+        line=$(xargs printf '%s\n' <<<"$line" 2>/dev/null) ||
+            fail "$FLAGS_FILE, line $job_index: unmatched quote"
         mapfile -t words <<<"$line"
     elif [[ -n $job_index ]]; then
         words=(--seed "$job_index")

@@ -86,7 +86,9 @@ def _environment_facts() -> dict[str, Any]:
 
 def main() -> None:
     if sys.argv[1:2] == ["worker"]:
-        program.run(lambda argv: json.loads(argv[2]), lambda task, comm, _: worker.work(task, comm))
+        program.run(
+            lambda argv: json.loads(argv[2]), lambda tasks, comm, _: worker.work(tasks, comm)
+        )
     else:
         program.run_alone(run)
 

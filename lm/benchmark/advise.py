@@ -113,13 +113,12 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     """Measure the steps of one rank and an exchange between two ranks, and predict step times."""
     counts = {"strong": [n for n in _RANKS if n <= config.batch_size]}
     counts["weak"] = [n for n in _RANKS if n * config.batch_size <= MAX_ROWS]
-    shapes = run(Task(config), options)["shapes"]
+    shapes = run([Task(config)], options)[0]["shapes"]
     sizes = message_bytes(config, shapes)
     rows = {-(-config.batch_size // ranks) for ranks in counts["strong"]}
     tasks = {count: Task(replace(config, batch_size=count)) for count in rows}
-    results = take_turns(
-        {"exchange": Task(config, "exchange", 2, message_bytes=sizes), **tasks}, options
-    )
+    exchange_task = Task(config, "exchange", 2, message_bytes=sizes)
+    results = take_turns([{"exchange": exchange_task}, tasks], options)
     exchange = results.pop("exchange")
     empty, full = median(exchange["empty"]), median(exchange["full"])
     per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), 2)

@@ -15,7 +15,7 @@ from lm.config import Config
 
 def measure(config: Config, options: Options) -> dict[str, Any]:
     """Measure each product in turn with TensorFlow's product."""
-    results = run(Task(config, "products"), options)
+    (results,) = run([Task(config, "products")], options)
     return {"products": [_row(name, *result) for name, result in results.items()]}
 
 

@@ -57,12 +57,15 @@ class ScalingOptions(Options):
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     """Measure all rank counts in turn."""
-    pairs = [(kind, ranks) for kind in KINDS for ranks in options.rank_counts]
-    tasks = {pair: Task(scaled_config(config, *pair), ranks=pair[1]) for pair in pairs}
     # One rank is measured once, for both kinds of scaling.
-    tasks = {pair: task for pair, task in tasks.items() if task.ranks > 1}
-    results = take_turns({"one": Task(config), **tasks}, options)
+    groups = [{"one": Task(config)}] + [
+        {(kind, ranks): Task(scaled_config(config, kind, ranks), ranks=ranks) for kind in KINDS}
+        for ranks in options.rank_counts
+        if ranks > 1
+    ]
+    results = take_turns(groups, options)
     one = results["one"]
+    pairs = [(kind, ranks) for kind in KINDS for ranks in options.rank_counts]
     return {
         "device": one["device"][0],
         "vocab_size": one["vocab_size"][0],

@@ -58,7 +58,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     tasks = {"ours": Task(config), "gemm": Task(config, "gemm")}
     if options.peers:
         tasks |= _peer_tasks(config, options)
-    results = take_turns(tasks, options)
+    results = take_turns([{name: task} for name, task in tasks.items()], options)
     peaks = results.pop("gemm")["flops_per_second"]
     ours = results["ours"]
     if ours["device"][0].startswith("CPU"):
@@ -76,7 +76,7 @@ def _peer_tasks(config: Config, options: StepOptions) -> dict[str, Task]:
     tasks = {}
     if config.precision == "bfloat16":
         tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
-    ours = run(Task(config), options)
+    (ours,) = run([Task(config)], options)
     peers = PEERS[config.precision]
     if not ours["network"]:
         raise UserError(
@@ -90,7 +90,7 @@ def _peer_tasks(config: Config, options: StepOptions) -> dict[str, Task]:
     for name in peers:
         task = Task(config, name, shapes=ours["shapes"])
         try:
-            run(task, options)  # this run also fills the caches of torch.compile
+            run([task], options)  # this run also fills the caches of torch.compile
             tasks[name] = task
         except RunError as error:
             logger.warning("left out: %s", error)

@@ -15,19 +15,24 @@ from lm.cli.markdown import markdown_table
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-def take_turns(tasks: Mapping[Any, Task], options: Options) -> dict[Any, dict[str, list]]:
+def take_turns(
+    groups: Sequence[Mapping[Any, Task]], options: Options
+) -> dict[Any, dict[str, list]]:
     """Run rounds of all tasks, and return the results of each task as lists by round.
 
     The speed of a machine changes within minutes. In each round, all tasks see the same state of
-    the machine.
+    the machine. The tasks of a group share their processes, because many ranks start slowly.
     """
     rounds = []
     for number in range(1, options.repeats + 1):
-        rounds.append({name: worker.run(task, options) for name, task in tasks.items()})
+        results: dict[Any, dict[str, Any]] = {}
+        for group in groups:
+            results.update(zip(group, worker.run([*group.values()], options)))
+        rounds.append(results)
         logger.info("repeat %d of %d", number, options.repeats)
     return {
         name: {key: [results[name][key] for results in rounds] for key in rounds[0][name]}
-        for name in tasks
+        for name in rounds[0]
     }
 
 

@@ -1,7 +1,7 @@
-"""One measurement in a new process: `run` starts the process, and `work` measures in it.
+"""Measurements in a new process: `run` starts the process, and `work` measures in it.
 
 The benchmark runs no other process during a measurement, so its processes do not compete for cores
-or memory. The task is passed on the command line, and rank 0 prints the result as a line of JSON.
+or memory. The tasks are passed on the command line. Rank 0 prints the results as a line of JSON.
 """
 
 import dataclasses
@@ -76,15 +76,18 @@ class Task:
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
 
 
-def run(task: Task, options: Options) -> dict[str, Any]:
-    """Run a measurement in a new process, or in several ranks under mpirun.
+def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
+    """Run measurements one after the other in a new process, or in several ranks under mpirun.
 
-    Return the result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
+    The tasks need the same number of ranks. Return the result of `_measure_steps`,
+    `ours.measure_gemm`, `ours.measure_products` or `ours.measure_exchange` for each task.
     """
-    facts = {**dataclasses.asdict(task), "config_file": options.config}
-    facts |= {"threads": options.threads, "data_path": options.data_path}
-    launcher = launch.mpirun_command(task.ranks, options.hosts) if task.ranks > 1 else []
-    name = f"{task.implementation} on {task.ranks} rank{'s' * (task.ranks > 1)}"
+    common = {"config_file": options.config, "threads": options.threads}
+    common["data_path"] = options.data_path
+    facts = [{**dataclasses.asdict(task), **common} for task in tasks]
+    ranks = tasks[0].ranks
+    launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
+    name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
     environment = launch.mpirun_environment(
         OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"
     )
@@ -114,8 +117,14 @@ def _error_line(stderr: str) -> str:
     return (errors or lines or ["no error message"])[-1].removeprefix(ERROR)
 
 
-def work(task: dict[str, Any], comm: Communicator) -> None:
-    """Run the task of this process, and print the result on rank 0."""
+def work(tasks: Sequence[dict[str, Any]], comm: Communicator) -> None:
+    """Run the tasks of this process, and print the results on rank 0."""
+    results = [_measure(task, comm) for task in tasks]
+    if comm.is_rank_0:
+        print(f"{_RESULT}{json.dumps(results)}", flush=True)
+
+
+def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
@@ -124,24 +133,21 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
         import_tensorflow()
         from lm.benchmark import ours
     if implementation == "gemm":
-        result = ours.measure_gemm(config.precision, threads, comm)
-    elif implementation == "products":
+        return ours.measure_gemm(config.precision, threads, comm)
+    if implementation == "products":
         _, vocab_size = load_words(config, task["data_path"])
-        result = ours.measure_products(config, vocab_size, threads, comm)
-    elif implementation == "exchange":
-        result = ours.measure_exchange(task["message_bytes"], threads, comm)
+        return ours.measure_products(config, vocab_size, threads, comm)
+    if implementation == "exchange":
+        return ours.measure_exchange(task["message_bytes"], threads, comm)
+    ids, vocab_size = load_words(config, task["data_path"])
+    if is_peer:
+        with needs_extra("bench"):
+            peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
+        weights, facts = initial_weights(config, task["shapes"]), {}
+        step = peer.build_step(config, weights, implementation, threads)
     else:
-        ids, vocab_size = load_words(config, task["data_path"])
-        if is_peer:
-            with needs_extra("bench"):
-                peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-            weights, facts = initial_weights(config, task["shapes"]), {}
-            step = peer.build_step(config, weights, implementation, threads)
-        else:
-            step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
-        result = {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}
-    if comm.is_rank_0:
-        print(f"{_RESULT}{json.dumps(result)}", flush=True)
+        step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
+    return {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}
 
 
 def _measure_steps(

@@ -21,6 +21,10 @@ from tests.commands import (
     run_command,
 )
 
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2",
+    "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+}  # fmt: skip
 TINY = ("--hidden_size", "8", "--max_steps", "10", "--log_every_steps", "1", "--noeval")
 
 
@@ -165,14 +169,13 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ("train.sh", {"PLACE": "core"}, "PLACE must be none, socket or numa, not 'core'"),
         (
             "train_slurm.sbatch",
-            {
-                "LAUNCHER": "srun",
-                "NP": "2",
-                "SLURM_JOB_ID": "7",
-                "SLURM_JOB_NODELIST": "n1",
-                "SLURM_JOB_CPUS_PER_NODE": "4",
-            },
+            {"LAUNCHER": "srun", "NP": "2", **SLURM},
             "set --ntasks of sbatch instead of NP",
+        ),
+        (
+            "train_slurm.sbatch",
+            {"FLAGS_FILE": "quote", "SLURM_ARRAY_TASK_ID": "1", **SLURM},
+            "train_slurm: quote, line 1: unmatched quote",
         ),
         ("train_sge.sh", {}, "train_sge: submit this script to a scheduler, or use train.sh"),
         ("train.sh", {"PBS_JOBID": "7", "PBS_NODEFILE": "x"}, "PBS_NODEFILE=x is not readable"),
@@ -180,6 +183,7 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
 )
 def test_a_mistake_in_a_variable_is_one_line(launch, tmp_path, name, variables, message):
     (tmp_path / "crlf").write_bytes(b"host1 slots=2\r\n")
+    (tmp_path / "quote").write_text('--data_path "a b\n')
     result = launch(name, OUTPUT_DIR="run", **variables)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.count("\n") == 1
@@ -275,10 +279,6 @@ def test_no_signal_is_lost_at_any_moment(moment, job):
 
 # This job hangs. When the job should save, it sends the script a second SIGINT.
 HANGS = "trap 'kill -INT $PPID' USR2; kill -INT $PPID; while :; do sleep 0.05; done"
-SLURM = {
-    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2",
-    "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["train.sh", "train_resilient.sh", "train_slurm.sbatch"])
@@ -313,6 +313,31 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
     assert "pbs-8: exit code 140, giving up: MAX_REQUEUES=1" in result.stderr
     assert (tmp_path / "submitted").read_text() == submitted
+
+
+def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
+    with (tmp_path / ".venv/bin/python").open("a") as stand_in:
+        stand_in.write('echo "$@"; [ "$2" != lm.search ] || exit ${CODE:-0}\n')
+    # Slurm runs a copy of the script, and knows the path of the original.
+    script = tmp_path / "run_scripts/search_slurm.sbatch"
+    copy = shutil.copy(script, tmp_path / "slurm_script")
+    others = {"scontrol": f'[ "$1" = show ] && echo " Command={script} -a" || echo "$@"'}
+    (tmp_path / "flags").write_text("--seed 1\n--space 'keep_prob=0.5:1, seed=1:9'\n")
+    job = {"FLAGS_FILE": "flags", "SLURM_ARRAY_TASK_ID": "2", "RANKS": "1", **SLURM}
+    result = launch(copy, others=others, CODE="140", **job)
+    assert result.returncode == 140, result.stderr
+    search, requeue = result.stdout.splitlines()
+    output_dir = "searches/slurm-7_2"
+    assert search.startswith(f"-m lm.search --output_dir {output_dir} --hosts n1:1,n2:1 ")
+    assert search.endswith(" --max_steps 1 --resume --space keep_prob=0.5:1, seed=1:9")
+    assert " --ranks_per_trial 1 " in search and requeue == "requeue 7_2"
+    (tmp_path / output_dir).mkdir(parents=True)
+    (tmp_path / output_dir / "search.json").write_text("{}")
+    result = launch(copy, others=others, **job)
+    assert result.returncode == 0, result.stderr
+    search, report = result.stdout.splitlines()
+    assert "--config" not in search and " --resume --space " in search
+    assert report == f"-m lm.report {output_dir} --html {output_dir}/report.html"
 
 
 # The messages of srun 22.05 if libpmix.so is missing, and if a node is dead.

@@ -46,10 +46,12 @@ def shapes(config, vocab_size=VOCAB_SIZE):
 
 class TestStatistics:
     def test_tasks_take_turns(self, monkeypatch):
-        numbers = iter(range(4))
-        monkeypatch.setattr(worker, "run", lambda task, options: {"seconds": next(numbers)})
-        found = take_turns({"a": None, "b": None}, StepOptions(repeats=2))
-        assert found == {"a": {"seconds": [0, 2]}, "b": {"seconds": [1, 3]}}
+        numbers = iter(range(6))
+        monkeypatch.setattr(
+            worker, "run", lambda tasks, _: [{"seconds": next(numbers)} for _ in tasks]
+        )
+        found = take_turns([{"a": None}, {"b": None, "c": None}], StepOptions(repeats=2))
+        assert found == {name: {"seconds": [i, i + 3]} for i, name in enumerate("abc")}
 
     def test_speeds(self):
         found = speeds(6, [1.0, 3.0, 6.0])
