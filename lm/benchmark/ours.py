@@ -19,6 +19,7 @@ from lm.model import plain
 from lm.model.network import Network
 from lm.model.windows import WindowRunner
 from lm.training import step as training
+from lm.training.prepared_run import PreparedRun
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
@@ -47,6 +48,7 @@ def build_step(
         broadcast = comm.broadcast_variables()
         session = tf.train.SingularMonitoredSession(config=session_config(device)).raw_session()
         session.run(broadcast)
+        run = PreparedRun(session)
         weights = tf.trainable_variables()
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
         peer_network = network_of(shapes)
@@ -55,9 +57,7 @@ def build_step(
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         with functions.one_line_errors(running=True):
-            result = training.run_step(
-                session.run, graph, runner, inputs, targets, config.learning_rate
-            )
+            result = training.run_step(run, graph, runner, inputs, targets, config.learning_rate)
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
 
