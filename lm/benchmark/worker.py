@@ -30,6 +30,7 @@ from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
 
+_OURS = ("ours", "trace", "gemm", "products", "exchange")  # measured by lm.benchmark.ours
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
 _COMPARED_STEPS = 4  # the losses of these steps are reported, and these steps are not timed
@@ -70,7 +71,7 @@ class Task:
     """One measurement."""
 
     config: Config
-    implementation: str = "ours"  # or "gemm", "products", "exchange", or a variant in `step.PEERS`
+    implementation: str = "ours"  # one of `_OURS`, or a variant in `step_time.PEERS`
     ranks: int = 1  # peers need one rank
     shapes: Mapping[str, Sequence[int]] | None = None  # of the weights, for peers
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
@@ -79,7 +80,7 @@ class Task:
 def run(task: Task, options: Options) -> dict[str, Any]:
     """Run a measurement in a new process, or in several ranks under mpirun.
 
-    Return the result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
+    Return the result of `_measure_steps` or of a function `measure_...` in `ours`.
     """
     facts = {**dataclasses.asdict(task), "config_file": options.config}
     facts |= {"threads": options.threads, "data_path": options.data_path}
@@ -119,7 +120,7 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
-    is_peer = implementation not in ("ours", "gemm", "products", "exchange")
+    is_peer = implementation not in _OURS
     if not is_peer:
         import_tensorflow()
         from lm.benchmark import ours
@@ -130,6 +131,9 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
         result = ours.measure_products(config, vocab_size, threads, comm)
     elif implementation == "exchange":
         result = ours.measure_exchange(task["message_bytes"], threads, comm)
+    elif implementation == "trace":
+        words = load_words(config, task["data_path"])
+        result = ours.measure_trace(config, file.functions, *words, threads, comm)
     else:
         ids, vocab_size = load_words(config, task["data_path"])
         if is_peer:
