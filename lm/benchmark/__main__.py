@@ -1,6 +1,7 @@
 """Measure training.
 
   python -m lm.benchmark step       the training step of one process, and other programs
+  python -m lm.benchmark trace      the operations of a training step
   python -m lm.benchmark products   the matrix products of the output layer, and oneDNN's
   python -m lm.benchmark scaling    several ranks compared with one rank
   python -m lm.benchmark advise     the predicted speedup of more ranks
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm import files, logger
-from lm.benchmark import advise, products, scaling, step_time, worker
+from lm.benchmark import advise, products, scaling, step_time, trace, worker
 from lm.benchmark.turns import print_record
 from lm.benchmark.worker import Options
 from lm.cli import parser, program
@@ -29,6 +30,7 @@ from lm.system import cpu_model
 
 _COMMANDS = {
     "step": (step_time, step_time.StepOptions),
+    "trace": (trace, Options),
     "products": (products, Options),
     "scaling": (scaling, scaling.ScalingOptions),
     "advise": (advise, advise.AdviceOptions),

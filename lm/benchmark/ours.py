@@ -1,8 +1,10 @@
 """Measurements in TensorFlow: the training step of `lm.train`, the GEMM peak and the exchange."""
 
+import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.benchmark.workload import Step, StepResult, initial_weight, network_of
 from lm.config import Config
-from lm.data.batches import rows_of_rank
+from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.functions import NetworkFunctions
@@ -19,18 +21,26 @@ from lm.model import plain
 from lm.model.network import Network
 from lm.model.windows import WindowRunner
 from lm.training import step as training
+from lm.training.prepared_run import PreparedRun
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
 _UNTIMED_EXCHANGES, _EXCHANGES = 3, 20
 _UNTIMED_PRODUCTS, _PRODUCTS = 2, 30
+_UNTIMED_STEPS, _TRACED_STEPS = 5, 50
 
 
 def build_step(
-    config: Config, functions: NetworkFunctions, vocab_size: int, threads: int, comm: Communicator
+    config: Config,
+    functions: NetworkFunctions,
+    vocab_size: int,
+    threads: int,
+    comm: Communicator,
+    prepare: Callable[[tf.Session], Callable] = PreparedRun,
 ) -> tuple[Step, dict[str, Any]]:
     """Build the training step of `lm.train`, and return the step and facts about it.
 
+    `prepare` returns a replacement of `session.run`.
     The facts are the `device`, the `kernels`, the `shapes` of the trainable variables and the
     `network` of the peers, which starts with the weights of the peers.
     """
@@ -47,6 +57,7 @@ def build_step(
         broadcast = comm.broadcast_variables()
         session = tf.train.SingularMonitoredSession(config=session_config(device)).raw_session()
         session.run(broadcast)
+        run = prepare(session)
         weights = tf.trainable_variables()
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
         peer_network = network_of(shapes)
@@ -55,14 +66,77 @@ def build_step(
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         with functions.one_line_errors(running=True):
-            result = training.run_step(
-                session.run, graph, runner, inputs, targets, config.learning_rate
-            )
+            result = training.run_step(run, graph, runner, inputs, targets, config.learning_rate)
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
 
     facts = {"device": device.name, "kernels": kernels.description(), "shapes": shapes}
     return step, {**facts, "network": peer_network}
+
+
+class _TracedRun:
+    """A replacement of `session.run` that traces every other call.
+
+    Attributes:
+      seconds: The time of each call without a trace.
+      traces: By the name and the type of each operation, its seconds in each traced call.
+    """
+
+    def __init__(self, session: tf.Session):
+        self._session, self._run, self._traces_next = session, PreparedRun(session), False
+        self.seconds: list[float] = []
+        self.traces: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def __call__(self, fetches: Any, feed: Mapping[tf.Tensor, Any]) -> Any:
+        is_traced, self._traces_next = self._traces_next, not self._traces_next
+        if not is_traced:
+            start = time.perf_counter()
+            results = self._run(fetches, feed)
+            self.seconds.append(time.perf_counter() - start)
+            return results
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        metadata = tf.RunMetadata()
+        results = self._session.run(fetches, feed, options, metadata)
+        for device in metadata.step_stats.dev_stats:
+            for node in device.node_stats:
+                kind = re.search(r" = (\w+)\(", node.timeline_label)  # "name = Type(inputs)"
+                seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) / 1e9
+                self.traces[node.node_name, kind[1] if kind else "other"].append(seconds)
+        return results
+
+
+def measure_trace(
+    config: Config,
+    functions: NetworkFunctions,
+    ids: np.ndarray,
+    vocab_size: int,
+    threads: int,
+    comm: Communicator,
+) -> dict[str, Any]:
+    """Return the median seconds of a step, of its call of the session, and of each operation."""
+    runs: list[_TracedRun] = []
+
+    def prepare(session: tf.Session) -> _TracedRun:
+        runs.append(_TracedRun(session))
+        return runs[0]
+
+    step, facts = build_step(config, functions, vocab_size, threads, comm, prepare)
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
+    batches = TrainBatches(ids, config.batch_size, config.num_steps, rows)
+    seconds = []
+    for index in range(2 * (_UNTIMED_STEPS + _TRACED_STEPS)):
+        start = time.perf_counter()
+        step(*batches.window(index))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "kernels": facts["kernels"],
+        "step_seconds": statistics.median(seconds[2 * _UNTIMED_STEPS :: 2]),
+        "session_seconds": statistics.median(runs[0].seconds[_UNTIMED_STEPS:]),
+        "operations": [
+            (name, kind, statistics.median(times[_UNTIMED_STEPS:]))
+            for (name, kind), times in runs[0].traces.items()
+        ],
+    }
 
 
 def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, float]:

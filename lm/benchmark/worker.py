@@ -30,6 +30,7 @@ from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
 
+_OURS = ("ours", "trace", "gemm", "products", "exchange")  # measured by lm.benchmark.ours
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
 _COMPARED_STEPS = 4  # the losses of these steps are reported, and these steps are not timed
@@ -70,7 +71,7 @@ class Task:
     """One measurement."""
 
     config: Config
-    implementation: str = "ours"  # or "gemm", "products", "exchange", or a variant in `step.PEERS`
+    implementation: str = "ours"  # one of `_OURS`, or a variant in `step_time.PEERS`
     ranks: int = 1  # peers need one rank
     shapes: Mapping[str, Sequence[int]] | None = None  # of the weights, for peers
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
@@ -79,8 +80,8 @@ class Task:
 def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
     """Run measurements one after the other in a new process, or in several ranks under mpirun.
 
-    The tasks need the same number of ranks. Return the result of `_measure_steps`,
-    `ours.measure_gemm`, `ours.measure_products` or `ours.measure_exchange` for each task.
+    The tasks need the same number of ranks. Return the result of `_measure_steps` or of a function
+    `measure_...` in `ours` for each task.
     """
     common = {"config_file": options.config, "threads": options.threads}
     common["data_path"] = options.data_path
@@ -128,7 +129,7 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
-    is_peer = implementation not in ("ours", "gemm", "products", "exchange")
+    is_peer = implementation not in _OURS
     if not is_peer:
         import_tensorflow()
         from lm.benchmark import ours
@@ -140,6 +141,8 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     if implementation == "exchange":
         return ours.measure_exchange(task["message_bytes"], threads, comm)
     ids, vocab_size = load_words(config, task["data_path"])
+    if implementation == "trace":
+        return ours.measure_trace(config, file.functions, ids, vocab_size, threads, comm)
     if is_peer:
         with needs_extra("bench"):
             peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")

@@ -32,7 +32,10 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
     float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
     uint16_t* out = s.bf16 ? (uint16_t*)s.dlogits + r * V : nullptr;
     Lanes16 sums;
+    // Fetch the logits of the next row during the computation of this row.
+    const float* next = s.logits + rows[i + 1 < count ? i + 1 : i] * V;
     const auto exponentials = [&](int64_t v, int64_t n) LM_LAMBDA {
+      __builtin_prefetch(next + v);
       const Vec x = Exp(Load(logits + v, n) + Load(bias + v, n) - Set(max));
       Store(e + v, x, n);
       if (out) __builtin_prefetch(out + v, 1);  // otherwise, the stores below wait for the memory

@@ -29,6 +29,7 @@ from lm.schedule import has_stalled, learning_rate_at, planned_steps
 from lm.system import peak_memory_mb
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
+from lm.training.prepared_run import PreparedRun
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 
@@ -59,6 +60,7 @@ class Loop:
     progress: TrainProgress  # advances with each step
 
     def __post_init__(self) -> None:
+        self._run_session = PreparedRun(self.session)
         self._steps_per_epoch = self.job.batches.steps_per_epoch
         config, max_steps = self.job.config, self.job.options.max_steps
         self._last_step = planned_steps(config, self._steps_per_epoch, max_steps)
@@ -137,14 +139,11 @@ class Loop:
         step, signals = self.progress.step, self.supervisor.signals
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)
+        requests = Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save)
+        window, graphs = self.job.batches.window(step), self.graphs
         with self.supervisor.exchange(f"step {step + 1}"):
             result = run_step(
-                self.session.run,
-                self.graphs.train,
-                self.graphs.runner,
-                *self.job.batches.window(step),
-                learning_rate,
-                Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
+                self._run_session, graphs.train, graphs.runner, *window, learning_rate, requests
             )
         if not result.is_finite:
             # The loss and the norm are equal on all ranks, so every rank stops here.

@@ -102,6 +102,13 @@ def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
         assert row["speed_over_onednn"] == pytest.approx(row["onednn_ms"] / row["ms"])
 
 
+def test_the_operations_of_a_trace_add_up_to_the_step(tmp_path):
+    trace = benchmark(tmp_path, "trace")[0]
+    parts = {(row["part"], row["operations"]): row["ms"] for row in trace["parts"]}
+    assert sum(parts.values()) == pytest.approx(trace["ms_per_step"])
+    assert parts["output layer, forward", "LmSoftmax x 1"] > 0
+
+
 @pytest.mark.soak
 def test_torch_trains_the_same_adaptive_softmax(tmp_path):
     pytest.importorskip("torch")
