@@ -216,7 +216,7 @@ class TestOptions:
             parse(["benchmark", *arguments, "--out", str(tmp_path)], command)
 
     def test_an_unknown_command_is_an_error(self):
-        with pytest.raises(UserError, match="'fly' is not one of the commands step, products"):
+        with pytest.raises(UserError, match="'fly' is not one of the commands step, trace"):
             run(["benchmark", "fly"])
 
     def test_flags_override_the_config(self, tmp_path):
