@@ -23,6 +23,7 @@ from lm.schedule import SCHEDULES
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "log.txt"
+OBSERVER_FILE = "observer.txt"  # the output of the command of --on_event
 TENSORBOARD_DIR = "tensorboard"
 CHECKPOINTS_DIR = "checkpoints"
 LOCK_FILE = ".lock"  # held by the job that writes to the directory

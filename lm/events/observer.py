@@ -15,16 +15,20 @@ class Observer:
     """Sends each event as a line to the standard input of a shell command.
 
     The command cannot slow or end the training: a thread writes the lines, and events are lost if
-    the command is slow or has ended. There is only one warning per run.
+    the command is slow or has ended. There is only one warning per run. The output of the command
+    is appended to `output_path`.
     """
 
-    def __init__(self, command: str, end_seconds: float = _END_SECONDS):
-        self._end_seconds, self._is_failed = end_seconds, False
+    def __init__(self, command: str, output_path: str, end_seconds: float = _END_SECONDS):
+        self._output_path, self._end_seconds, self._is_failed = output_path, end_seconds, False
         self._lines: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
-        # In a session of its own, Ctrl-C does not reach the command before the last event.
-        self._process = subprocess.Popen(
-            command, shell=True, stdin=subprocess.PIPE, start_new_session=True
-        )
+        # With the output of this rank, mpirun would wait for a command that never ends. In a
+        # session of its own, Ctrl-C does not reach the command before the last event.
+        with open(output_path, "ab") as output:
+            self._process = subprocess.Popen(
+                command, shell=True, stdin=subprocess.PIPE, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         self._thread = threading.Thread(target=self._write_lines, name="observer", daemon=True)
         self._thread.start()
 
@@ -58,4 +62,8 @@ class Observer:
     def _fail(self, reason: str) -> None:
         if not self._is_failed:
             self._is_failed = True
-            logger.warning("the command of --on_event %s; it gets no more events", reason)
+            logger.warning(
+                "the command of --on_event %s, so it gets no more events: see %s",
+                reason,
+                self._output_path,
+            )

@@ -20,7 +20,7 @@ from lm.events.logs import LogFiles, may_be_gone
 from lm.events.observer import Observer
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
-from lm.record import METRICS_FILE, TENSORBOARD_DIR
+from lm.record import METRICS_FILE, OBSERVER_FILE, TENSORBOARD_DIR
 
 _SILENT_SECONDS = 60.0
 _LOG_SECONDS = 50.0  # less, so that steps are reported before the log is silent for too long
@@ -51,7 +51,7 @@ class Reporter:
                 directory = os.path.join(output_dir, TENSORBOARD_DIR)
                 self._tensorboard = TensorBoardWriter(directory, has_perplexity)
             if on_event:
-                self._observer = Observer(on_event)
+                self._observer = Observer(on_event, os.path.join(output_dir, OBSERVER_FILE))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a JSON object to metrics.jsonl, and send it to TensorBoard and to the observer."""
