@@ -44,7 +44,8 @@ fi
 
 # A killed pip leaves incomplete packages behind, which pip later treats as installed.
 [[ ! -e $venv || (-e $venv/.done-base && ! -e $venv/.installing) ]] ||
-    die "the installation into $venv was interrupted: delete $venv and run this again"
+    die "$venv is not a complete installation of this project: if a setup was interrupted, delete it" \
+        "and run this again, otherwise set VENV to a new directory"
 
 [[ ! -e "$venv/choices.sh" ]] || source "$venv/choices.sh" # sets the variables that the user did not set
 source run_scripts/setup_cuda.sh
@@ -137,7 +138,7 @@ fi
 finished() { # NAME DESCRIPTION [--dev]
     [[ ! -f $venv/.done-$1 || $(<"$venv/.done-$1") != "$2" ]] || return 0
     [[ -w $venv ]] || die "$venv needs an update ($1), and you cannot write to it: ask its owner to run" \
-        "run_scripts/setup.sh${*:3}, or set VENV to a directory of your own"
+        "run_scripts/setup.sh${3:+ $3}, or set VENV to a directory of your own"
     return 1
 }
 finish() { echo "$2" >"$venv/.done-$1"; }
