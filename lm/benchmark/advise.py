@@ -14,7 +14,8 @@ measured on this host. Horovod needs 2 ceil(log2 N) hops until the ranks agree o
 exchange needs as many hops with recursive halving and doubling (Thakur, Rabenseifner and Gropp,
 "Optimization of collective communication operations in MPICH", 2005). open_mpi_rules.conf selects
 this algorithm for three or more ranks and messages of at least 64 KB. The model assumes that
-computation and exchange do not overlap, which is the worst case on a cluster.
+computation and exchange do not overlap, which is the worst case on a cluster. If all ranks share
+the cores of one host (`--cores`), they take turns: step(N) is multiplied by N threads / cores.
 
 The prediction for each number of ranks also contains the part of the step that limits it
 (computation, latency or bandwidth), the share of an epoch in which rank 0 evaluates PTB's
@@ -52,6 +53,9 @@ class AdviceOptions(Options):
     file_operations_per_second: float = option(
         50_000.0, "file operations (stat and open) of the shared file system per second", above=0
     )
+    cores: int | None = option(
+        None, "cores that all ranks share (default: each rank has its own cores)", low=1
+    )
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Predictor:
     seconds_per_byte: float  # seconds per byte that a rank sends
     latency: float = 0.0  # seconds per hop
     file_operations_per_second: float = math.inf
+    ranks_at_once: float = math.inf  # ranks that have cores of their own
 
     def exchange_seconds(self, sizes: Sequence[int], ranks: int) -> tuple[float, float]:
         """Return the time that N ranks need to exchange messages of these sizes in bytes.
@@ -82,8 +87,10 @@ class Predictor:
         sized = scaled_config(self.config, kind, ranks)
         compute = self.compute[-(-sized.batch_size // ranks)]
         parts = compute, *self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
-        limits = dict(zip(("computation", "latency", "bandwidth"), parts))
-        exchange = sum(parts) - compute
+        turns = max(ranks / self.ranks_at_once, 1.0)
+        compute, latency, transfer = (turns * part for part in parts)
+        limits = {"computation": compute, "latency": latency, "bandwidth": transfer}
+        exchange = latency + transfer
         work = sized.batch_size / self.config.batch_size
         one = self.compute[self.config.batch_size]
         speedup = work * one / (compute + exchange)
@@ -130,6 +137,7 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
         seconds_per_byte=per_byte + 8e-9 / options.link_gbps,
         latency=options.link_latency_us * 1e-6,
         file_operations_per_second=options.file_operations_per_second,
+        ranks_at_once=options.cores / options.threads if options.cores else math.inf,
     )
     predictions = [predictor.predict(kind, ranks) for kind in KINDS for ranks in counts[kind]]
     slower = [row for row in predictions if row["ranks"] > 1 >= row["speedup"]]

@@ -150,6 +150,16 @@ class TestPrediction:
         assert slow.predict("weak", 64)["limit"] == "latency"
         assert slow.predict("weak", 64)["start_s"] == pytest.approx(64 * 26_700 / 2e4)
 
+    def test_ranks_that_share_cores_take_turns(self):
+        found = [
+            Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.04, 1e-5, ranks_at_once=cores)
+            for cores in (math.inf, 2)
+        ]
+        own, shared = (
+            [each.predict("weak", ranks)["step_ms"] for ranks in (1, 2, 4)] for each in found
+        )
+        assert shared == pytest.approx([own[0], own[1], 2 * own[2]])
+
     def test_more_ranks_never_raise_the_efficiency_of_weak_scaling(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 1e-3, 2e-9, latency=1e-5)
         found = [predictor.predict("weak", 2**power)["efficiency"] for power in range(13)]
