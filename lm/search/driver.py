@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from lm import logger
 from lm.distributed.signals import Signals
-from lm.errors import RunError, Stopped
+from lm.errors import RunError, Stopped, UserError
 from lm.search.results import progress_line, write_best
 from lm.search.settings import trial_dir
 from lm.search.slots import TrialSlots
@@ -144,7 +144,8 @@ class Driver:
         best = best_trials(self._study)
         if not best:
             command = f"python -m lm.report {shlex.quote(self._search.directory)}"
-            raise RunError(f"no trial has finished; for the reasons, run {command}")
+            # A restart would end here too, so a scheduler must not queue the job again.
+            raise UserError(f"no trial has finished; for the reasons, run {command}")
         directory = trial_dir(self._search.directory, best[0].number)
         config = write_best(self._search)
         logger.info("best: %s, valid perplexity %.2f, config %s", directory, best[0].value, config)

@@ -8,7 +8,7 @@ import pytest
 
 from lm.config_file import load_config_file
 from lm.distributed.cores import claim_cores
-from lm.errors import RunError, Stopped
+from lm.errors import RunError, Stopped, UserError
 from lm.report.search_page import search_text
 from lm.search.results import progress_line
 from lm.search.study import FAILURE, load_study
@@ -171,6 +171,12 @@ def test_three_equal_failures_end_the_search(search, failure, reason):
     with pytest.raises(RunError, match=f"3 trials failed with the same error: {reason}; .*resume"):
         search(rates, body=body)
     assert states(search(rates)) == [COMPLETE, FAIL, FAIL, COMPLETE, COMPLETE]
+
+
+def test_a_search_without_a_result_is_not_queued_again(search):
+    with pytest.raises(UserError, match="no trial has finished") as caught:
+        search(space("1|2"), body="fail 'no corpus' 2")
+    assert caught.value.exit_code == 2
 
 
 def test_a_trial_waits_for_its_previous_job(search):
