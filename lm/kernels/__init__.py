@@ -239,9 +239,7 @@ def softmax_cross_entropy(
             # Multiply the smallest factor by dloss: [N, H] instead of [N, V] or [H, V].
             add = _transposed_token_sum if transposed else token_sum
             dweights = add(dloss * hidden, dlogits, bf16, micro_batches)
-            # The largest gradient comes first: its exchange overlaps with the other products.
-            with tf.control_dependencies([dweights]):
-                dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=not transposed)
+            dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=not transposed)
             return dhidden, dweights, dloss * dbias
 
         return (loss, nll), gradient

@@ -130,6 +130,8 @@ struct Panel {
   bool two_lines = false;
 };
 
+constexpr int64_t kAhead = 8;  // units of a panel that are fetched from the L2 cache in advance
+
 // sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers.
 template <class Format, int NV, int MR>
 LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> panel, int64_t units) {
@@ -138,6 +140,8 @@ LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> pane
     if (panel.next) {
       __builtin_prefetch(panel.next + k * panel.ld_next);
       if (panel.two_lines) __builtin_prefetch(panel.next + k * panel.ld_next + 16);
+    } else {
+      for (int i = 0; i < NV * kLanes; i += 16) __builtin_prefetch(panel.p + kAhead * panel.ld + i);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) b[v] = Load(panel.p + v * kLanes);
@@ -163,7 +167,7 @@ struct NextRows {
   const int64_t* order = nullptr;  // row i is the row order[i] of p
   int64_t row = 0, line = 0;
 
-  static constexpr int64_t kChunk = 8;  // units of products
+  static constexpr int64_t kChunk = 32;  // units of products
 
   template <class T>
   NextRows(const T* p, int64_t ld, int64_t rows, int64_t columns)
