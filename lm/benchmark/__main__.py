@@ -20,7 +20,7 @@ from typing import Any
 
 from lm import files, logger
 from lm.benchmark import advise, products, scaling, step_time, trace, worker
-from lm.benchmark.turns import print_record
+from lm.benchmark.turns import RepeatedOptions, print_record
 from lm.benchmark.worker import Options
 from lm.cli import parser, program
 from lm.config import Config
@@ -47,9 +47,11 @@ def run(argv: Sequence[str]) -> None:
     # Read the load average before the first measurement raises it.
     facts = {"benchmark": command, **_environment_facts(), "options": options, "config": config}
     record = _COMMANDS[command][0].measure(config, options)
+    is_repeated = isinstance(options, RepeatedOptions)
+    repeats = f", {options.repeats} repeats" if is_repeated else ""
     print(
         f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
-        f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
+        f" {config.batch_size} x {config.num_steps}{repeats}"
     )
     print_record(record)
     # A config name may contain a slash, which must not become a directory of --out.

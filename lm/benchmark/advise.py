@@ -31,8 +31,8 @@ from typing import Any
 
 from lm import logger
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
-from lm.benchmark.turns import take_turns
-from lm.benchmark.worker import Options, Task, run
+from lm.benchmark.turns import RepeatedOptions, take_turns
+from lm.benchmark.worker import Task, run
 from lm.config import MAX_ROWS, Config
 from lm.options import option
 
@@ -44,7 +44,7 @@ _FILE_OPERATIONS = 26_700
 
 
 @dataclass(frozen=True)
-class AdviceOptions(Options):
+class AdviceOptions(RepeatedOptions):
     """Options of `advise`."""
 
     repeats: int = option(4, "measurements of each kind", low=1)
@@ -87,7 +87,7 @@ class Predictor:
         sized = scaled_config(self.config, kind, ranks)
         compute = self.compute[-(-sized.batch_size // ranks)]
         parts = compute, *self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
-        turns = max(ranks / self.ranks_at_once, 1.0)
+        turns = max(ranks / max(self.ranks_at_once, 1.0), 1.0)
         compute, latency, transfer = (turns * part for part in parts)
         limits = {"computation": compute, "latency": latency, "bandwidth": transfer}
         exchange = latency + transfer

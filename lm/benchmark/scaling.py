@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from lm.benchmark.turns import paired_ratio, speeds, take_turns
-from lm.benchmark.worker import Options, Task
+from lm.benchmark.turns import RepeatedOptions, paired_ratio, speeds, take_turns
+from lm.benchmark.worker import Task
 from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.cores import claim_cores
@@ -28,7 +28,7 @@ KINDS = ("strong", "weak")
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalingOptions(Options):
+class ScalingOptions(RepeatedOptions):
     """Options of `scaling`."""
 
     ranks: str = option("1,2", "comma-separated rank counts")

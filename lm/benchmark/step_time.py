@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from lm import logger
-from lm.benchmark.turns import paired_ratio, speeds, take_turns
-from lm.benchmark.worker import Options, Task, run
+from lm.benchmark.turns import RepeatedOptions, paired_ratio, speeds, take_turns
+from lm.benchmark.worker import Task, run
 from lm.config import Config
 from lm.errors import RunError, UserError
 from lm.gemm_peak import flops_per_token, save_peak
@@ -38,7 +38,7 @@ NOT_IN_PEERS = (  # fields of Config that the peers do not implement
 
 
 @dataclasses.dataclass(frozen=True)
-class StepOptions(Options):
+class StepOptions(RepeatedOptions):
     """Options of `step`."""
 
     peers: bool = option(False, "measure PyTorch, JAX and the TensorFlow tutorial too")

@@ -3,9 +3,11 @@
   python -m lm.benchmark trace --config config_small --intra_op_threads 1
 
 Each value is the median of steps that TensorFlow traces. These steps take turns with steps without
-a trace, which show how long a step takes.
+a trace, which show how long a step takes. A trace slows operations down. The remainder, "session",
+is therefore too small, and negative if the operations are short.
 """
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -45,7 +47,7 @@ def measure(config: Config, options: Options) -> dict[str, Any]:
 
 def _part_of(name: str) -> str:
     """Return the part of the step to which an operation belongs, from the scopes in its name."""
-    forward = name.removeprefix("gradients/")
+    forward = re.sub(r"^gradients(_\d+)?/", "", name)
     if not forward.startswith("train/"):
         return "update"
     part = "network" if "/lm_network/" in name else "output layer"

@@ -10,13 +10,21 @@ from lm import logger
 from lm.benchmark import worker
 from lm.benchmark.worker import Options, Task
 from lm.cli.markdown import markdown_table
+from lm.options import option
 
 # Two-sided 95% quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
+@dataclass(frozen=True)
+class RepeatedOptions(Options):
+    """Options of the commands whose tasks take turns."""
+
+    repeats: int = option(8, "measurements of each kind", low=1)
+
+
 def take_turns(
-    groups: Sequence[Mapping[Any, Task]], options: Options
+    groups: Sequence[Mapping[Any, Task]], options: RepeatedOptions
 ) -> dict[Any, dict[str, list]]:
     """Run rounds of all tasks, and return the results of each task as lists by round.
 

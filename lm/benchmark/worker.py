@@ -47,7 +47,6 @@ class Options(ConfigChoice):
         "directory of a corpus (default: random words of a 10,000-word vocabulary)",
         is_path=True,
     )
-    repeats: int = option(8, "measurements of each kind", low=1)
     intra_op_threads: int | None = option(
         None, "threads of each rank (default: cores / ranks of a host)", low=1, high=MAX_THREADS
     )
@@ -86,7 +85,7 @@ def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
     common = {"config_file": options.config, "threads": options.threads}
     common["data_path"] = options.data_path
     facts = [{**dataclasses.asdict(task), **common} for task in tasks]
-    ranks = tasks[0].ranks
+    ranks, timeout = tasks[0].ranks, _TIMEOUT_SECONDS * len(tasks)
     launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
     name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
     environment = launch.mpirun_environment(
@@ -100,11 +99,11 @@ def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_TIMEOUT_SECONDS,
+            timeout=timeout,
             preexec_fn=ends_with_this_process(signal.SIGTERM),
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"{name} did not finish in {_TIMEOUT_SECONDS} s") from None
+        raise RunError(f"{name} did not finish in {timeout} s") from None
     results = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
     if done.returncode or not results:
         raise RunError(f"{name} failed: {_error_line(done.stderr)}")

@@ -96,7 +96,7 @@ class Driver:
         elif self._is_retried(trial, outcome):
             interrupt(self._study, [trial])
         else:
-            self._count(outcome.reason.replace(job.directory, ""))
+            self._count(outcome, job.directory)
             trial.set_user_attr(FAILURE, outcome.reason)
             self._finish(trial, TrialState.FAIL)
 
@@ -110,12 +110,15 @@ class Driver:
         )
         return True
 
-    def _count(self, failure: str) -> None:
-        """Raise RunError if trials fail with the same error. The last of them is continued."""
+    def _count(self, outcome: Outcome, directory: str) -> None:
+        """End the search if trials fail with the same error. The last of them is continued."""
+        failure = outcome.reason.replace(directory, "")
         self._same_failures[failure] += 1
         count = self._same_failures[failure]
         if count == _MAX_SAME_FAILURES:
-            raise RunError(
+            # After an error of the user, a scheduler must not queue the job again.
+            error = UserError if outcome.is_user_error else RunError
+            raise error(
                 f"{count} trials failed with the same error: {failure}; fix it, then {self._resume}"
             )
 
@@ -144,7 +147,6 @@ class Driver:
         best = best_trials(self._study)
         if not best:
             command = f"python -m lm.report {shlex.quote(self._search.directory)}"
-            # A restart would end here too, so a scheduler must not queue the job again.
             raise UserError(f"no trial has finished; for the reasons, run {command}")
         directory = trial_dir(self._search.directory, best[0].number)
         config = write_best(self._search)

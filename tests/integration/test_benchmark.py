@@ -102,11 +102,15 @@ def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
         assert row["speed_over_onednn"] == pytest.approx(row["onednn_ms"] / row["ms"])
 
 
-def test_the_operations_of_a_trace_add_up_to_the_step(tmp_path):
-    trace = benchmark(tmp_path, "trace")[0]
-    parts = {(row["part"], row["operations"]): row["ms"] for row in trace["parts"]}
-    assert sum(parts.values()) == pytest.approx(trace["ms_per_step"])
-    assert parts["output layer, forward", "LmSoftmax x 1"] > 0
+def test_a_trace_divides_a_step_among_its_operations(tmp_path):
+    # Dropout of recurrent weights adds a second set of gradients.
+    trace = benchmark(tmp_path, "trace", "--recurrent_keep_prob", 0.5, "--keep_prob", 0.5)[0]
+    parts = {
+        (row["part"], row["operations"].partition(" ")[0]): row["ms"] for row in trace["parts"]
+    }
+    assert sum(parts.values()) < 2 * trace["ms_per_step"]
+    assert parts["output layer, forward", "LmSoftmax"] > 0
+    assert parts["network, backward", "LmDropout"] > 0 and ("update", "LmDropout") not in parts
 
 
 @pytest.mark.soak

@@ -153,12 +153,14 @@ class TestPrediction:
     def test_ranks_that_share_cores_take_turns(self):
         found = [
             Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.04, 1e-5, ranks_at_once=cores)
-            for cores in (math.inf, 2)
+            for cores in (math.inf, 2, 0.5)
         ]
-        own, shared = (
+        own, shared, slow = (
             [each.predict("weak", ranks)["step_ms"] for ranks in (1, 2, 4)] for each in found
         )
         assert shared == pytest.approx([own[0], own[1], 2 * own[2]])
+        # The measured threads of one rank already shared half a core each.
+        assert slow == pytest.approx([own[0], 2 * own[1], 4 * own[2]])
 
     def test_more_ranks_never_raise_the_efficiency_of_weak_scaling(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 1e-3, 2e-9, latency=1e-5)

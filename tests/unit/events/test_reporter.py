@@ -36,8 +36,9 @@ def test_a_full_disk_is_one_error_line_that_names_the_file(tmp_path, caplog, end
     assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
 
 
-def test_an_observer_receives_all_events(tmp_path):
-    with Reporter(str(tmp_path), on_event="cat") as reporter:
+@pytest.mark.parametrize("command", ["cat", "cat >&2"])
+def test_an_observer_receives_all_events(tmp_path, command):
+    with Reporter(str(tmp_path), on_event=command) as reporter:
         reporter.event("step", step=1, loss=math.inf)
     received = (tmp_path / "observer.txt").read_bytes()
     assert received == (tmp_path / "metrics.jsonl").read_bytes() and b'"end"' in received

@@ -158,17 +158,17 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
 
 
 @pytest.mark.parametrize(
-    "failure, reason",
+    "failure, reason, error",
     [
-        ("fail 'no corpus' 2", "no corpus"),
-        ('fail "cannot write $PWD/x" 2', "cannot write .*/x"),
-        ("kill -9 $$", "exit code -9; see the trial's console.txt"),
+        ("fail 'no corpus' 2", "no corpus", UserError),
+        ('fail "cannot write $PWD/x" 2', "cannot write .*/x", UserError),
+        ("kill -9 $$", "exit code -9; see the trial's console.txt", RunError),
     ],
 )
-def test_three_equal_failures_end_the_search(search, failure, reason):
+def test_three_equal_failures_end_the_search(search, failure, reason, error):
     gone, rates = "../../../gone", space("1|2|4|8|9")
     body = f"[[ ! -e {gone} ]] || {{ {failure}; }}; [[ $rate != 1.0 ]] || touch {gone}"
-    with pytest.raises(RunError, match=f"3 trials failed with the same error: {reason}; .*resume"):
+    with pytest.raises(error, match=f"3 trials failed with the same error: {reason}; .*resume"):
         search(rates, body=body)
     assert states(search(rates)) == [COMPLETE, FAIL, FAIL, COMPLETE, COMPLETE]
 
