@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # from malloc.h
 _TUNABLES = "GLIBC_TUNABLES"
-_ALL_USERS = ["0", "0", str(2**32 - 1)]  # the mapping of the host's user namespace
-_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 # Packages that TensorFlow imports, but that this program does not need. TensorFlow needs the
 # location of the package keras itself.
 _UNUSED = ("keras.src", "jax")
@@ -79,33 +77,11 @@ def use_huge_pages() -> None:
     With pages of 2 MiB, a step needs fewer entries of the page table (docs/performance.md). glibc
     reads this setting only when a process starts.
     """
-    if "[madvise]" in _huge_pages() and _is_whole_process() and _TUNABLES not in os.environ:
-        os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, sys.orig_argv)
-
-
-def uses_huge_pages() -> bool:
-    """Return whether arrays of this process have huge pages."""
-    asks = "glibc.malloc.hugetlb=1" in os.environ.get(_TUNABLES, "")
-    return "[always]" in _huge_pages() or ("[madvise]" in _huge_pages() and asks)
-
-
-def _huge_pages() -> str:
-    """Return the kernel's setting of huge pages, or "" if it has none."""
-    with contextlib.suppress(OSError), open(_HUGE_PAGES) as file:
-        return file.read()
-    return ""
-
-
-def may_read_processes() -> bool:
-    """Return whether ranks may copy each other's memory, which some containers forbid."""
-    with contextlib.suppress(OSError), open("/proc/self/uid_map") as file:
-        if file.read().split() != _ALL_USERS:
-            return False  # Apptainer may start each rank in its own user namespace
-    source, target = ctypes.create_string_buffer(1), ctypes.create_string_buffer(1)
-    ranges = [(ctypes.c_size_t * 2)(ctypes.addressof(each), 1) for each in (target, source)]
-    none, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
-    return _libc.process_vm_readv(os.getpid(), ranges[0], one, ranges[1], one, none) == 1
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    with contextlib.suppress(OSError), open(path) as file:
+        if "[madvise]" in file.read() and _is_whole_process() and _TUNABLES not in os.environ:
+            os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
+            os.execv(sys.executable, sys.orig_argv)
 
 
 def _is_whole_process() -> bool:

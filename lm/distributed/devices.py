@@ -17,8 +17,6 @@ from lm.system import without_stderr
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-_XLA_FLAGS = "--xla_allow_excess_precision=false"  # flags of the user have precedence
-
 
 class Device(NamedTuple):
     """The threads and the GPU of this process."""
@@ -52,8 +50,7 @@ def start_tensorflow(
         cores = claim_cores_of_rank(comm.local_size)
         count = intra_op or cores
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
-        # XLA reads its flags later than this. By default, it skips conversions to bfloat16.
-        os.environ["XLA_FLAGS"] = f"{_XLA_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
+        _keep_conversions()
         # The thread pools of the first session serve all later sessions, even if their configs
         # differ. Without this session, creating a Saver would give each rank one thread per core of
         # the host. The first session also prints three lines about MLIR at every log level.
@@ -69,6 +66,14 @@ def start_tensorflow(
     uuids = [rank["uuid"] for rank in found if rank["host"] == host]
     with on_all_ranks(comm):
         return Device(*threads, choose_gpu(comm, num_gpus, uuids))
+
+
+def _keep_conversions() -> None:
+    """Let XLA, which reads its flags later than this, keep all conversions to bfloat16."""
+    flags, name = os.environ.get("XLA_FLAGS", ""), "--xla_allow_excess_precision"
+    is_file = flags and not flags.startswith("-")  # the name of a file with flags
+    if name not in flags and not is_file:
+        os.environ["XLA_FLAGS"] = f"{flags} {name}=false".strip()
 
 
 def choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:

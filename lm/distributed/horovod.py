@@ -21,14 +21,16 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.launch import is_srun_without_pmix, launched_size
 from lm.distributed.transport import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
-from lm.system import may_read_processes, script, uses_huge_pages
+from lm.system import script
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
-_COPIES = "OMPI_MCA_btl_vader_single_copy_mechanism"
 _DEFAULTS = {
     # Let a waiting rank yield its core. Otherwise, Horovod's thread spins inside MPI on a core that
     # the computation needs (58 instead of 42 ms per step on two ranks with one thread each).
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Exchange through shared memory between the ranks of a host. Open MPI's default, copies by the
+    # kernel, made a step of config_small 5% slower.
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     # Open MPI's default without "put". With "put", acknowledgments queue behind all data in
     # flight, and the two directions of a slow network take turns (docs/performance.md).
     "OMPI_MCA_btl_tcp_flags": "send,inplace,need-ack,need-csum,hetero-rdma",
@@ -76,7 +78,7 @@ class HorovodCommunicator(Communicator):
 
     @property
     def settings(self) -> dict[str, str]:
-        names = [*_DEFAULTS, _COPIES, _FUSION, *SELECTIONS]
+        names = [*_DEFAULTS, _FUSION, *SELECTIONS]
         names += [name for name in os.environ if name.startswith(_TUNED)]
         return {name: os.environ[name] for name in names if name in os.environ}
 
@@ -168,21 +170,10 @@ def _cpu_session() -> tf.Session:
     return tf.Session(config=config)
 
 
-def copy_defaults() -> dict[str, str]:
-    """Return the variables of Open MPI for copies between the ranks of a host.
-
-    By default, the kernel copies arrays from process to process. With small pages, two copies
-    through shared memory are faster.
-    """
-    if uses_huge_pages() and may_read_processes():
-        return {}
-    return {_COPIES: "none"}
-
-
 def _set_environment(on_gpu: bool) -> None:
     if not any(name.startswith(_TUNED) for name in os.environ):
         os.environ.update(_TUNED_DEFAULTS)
-    for name, value in {**_DEFAULTS, **copy_defaults(), **transport_defaults()}.items():
+    for name, value in {**_DEFAULTS, **transport_defaults()}.items():
         os.environ.setdefault(name, value)
     if not on_gpu:
         # Fused buffers depend on timing, and the summation order depends on the buffers: runs on

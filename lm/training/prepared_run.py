@@ -29,7 +29,7 @@ class PreparedRun:
 
     def __call__(self, fetches: Any, feed: Mapping[tf.Tensor, Any]) -> Any:
         flat = tf.nest.flatten(fetches)
-        key = (*flat, *feed)
+        key = tuple(flat), tuple(feed)
         with self._lock:
             if key not in self._calls:
                 self._calls[key] = self._prepare(flat, feed)
@@ -41,6 +41,7 @@ class PreparedRun:
         return tf.nest.pack_sequence_as(fetches, [values.get(each) for each in flat])
 
     def _prepare(self, flat: Sequence[Any], feed: Mapping[tf.Tensor, Any]) -> _Call:
+        assert all(isinstance(each, (tf.Tensor, tf.Operation)) for each in flat)
         tensors = [each for each in flat if isinstance(each, tf.Tensor) and each not in feed]
         options = CallableOptions(
             feed=[placeholder.name for placeholder in feed],

@@ -211,14 +211,12 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
 
 def _micro_batches(job: Job) -> str:
     """Return the size of the micro-batches, which only user-defined networks on CPUs have."""
-    config, device = job.config, job.device
-    if job.functions.is_built_in or device.gpu is not None:
+    if job.functions.is_built_in or job.device.gpu is not None:
         return ""
-    rows = config.batch_size // config.virtual_ranks
-    is_slow = rows * config.num_steps < _FEW_TOKENS
-    at_once = job.comm.size * device.inter_op
-    advice = "; fewer --virtual_ranks are faster if the model is large"
-    return f", {rows} per micro-batch{advice * (is_slow and at_once < config.virtual_ranks)}"
+    rows, *others = job.batches.rows.micro_batches
+    is_slow = rows * job.config.num_steps < _FEW_TOKENS and len(others) >= job.device.inter_op
+    advice = "; fewer --virtual_ranks are faster if the model is large" if is_slow else ""
+    return f", {rows} per micro-batch{advice}"
 
 
 def _listed(files: Mapping[str, str]) -> str:

@@ -1,5 +1,7 @@
 """The imports, threads and GPU of TensorFlow."""
 
+import os
+
 import pytest
 
 from lm.distributed import devices
@@ -41,6 +43,22 @@ def count_threads(intra_op: int) -> int:
 
 def test_a_process_has_the_requested_number_of_threads():
     assert count_threads(7) - count_threads(2) == 5
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (None, "--xla_allow_excess_precision=false"),
+        ("--xla_dump_to=x", "--xla_dump_to=x --xla_allow_excess_precision=false"),
+        ("--xla_allow_excess_precision=true", "--xla_allow_excess_precision=true"),
+        ("flags.txt", "flags.txt"),
+    ],
+)
+def test_xla_keeps_conversions_to_bfloat16(monkeypatch, given, expected):
+    monkeypatch.setenv("XLA_FLAGS", given or "")
+    for _ in range(2):
+        devices.start_tensorflow(Communicator())
+    assert os.environ["XLA_FLAGS"] == expected
 
 
 @pytest.mark.parametrize(

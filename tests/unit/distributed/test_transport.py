@@ -1,10 +1,8 @@
-"""The fabrics of a host, the transport that $NETWORK selects, and copies between ranks."""
-
-from pathlib import Path
+"""The fabrics of a host, and the transport that $NETWORK selects."""
 
 import pytest
 
-from lm.distributed import horovod, transport
+from lm.distributed import transport
 from lm.errors import UserError
 
 
@@ -74,14 +72,3 @@ def test_a_missing_transport_is_an_error_with_a_fix(
     monkeypatch.setenv("NETWORK", name)
     with pytest.raises(UserError, match=message):
         transport.transport_defaults()
-
-
-@pytest.mark.parametrize(
-    ("pages", "copies"), [(1, {}), (0, {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"})]
-)
-def test_the_kernel_copies_between_ranks_only_with_huge_pages(monkeypatch, pages, copies):
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not setting.exists() or "[madvise]" not in setting.read_text():
-        pytest.skip("this kernel does not offer huge pages to programs that ask")
-    monkeypatch.setenv("GLIBC_TUNABLES", f"glibc.malloc.hugetlb={pages}")
-    assert horovod.copy_defaults() == copies
