@@ -52,7 +52,7 @@ def test_every_integer_option_has_an_upper_limit():
                 cls(**{name: -TOO_MANY})
             checked.add((cls.__name__, name))
     assert {("SearchOptions", "trials"), ("Sampling", "num_words"), ("ScoreOptions", "batch_size"),
-            ("EvaluateOptions", "eval_batch_size"), ("Options", "repeats")} <= checked  # fmt: skip
+            ("EvaluateOptions", "eval_batch_size"), ("RepeatedOptions", "repeats")} <= checked  # fmt: skip
     assert len(checked) > 40
 
 
