@@ -22,6 +22,8 @@
 #BSUB -Q 99
 #BSUB -o lsf-%J.out
 set -euo pipefail
+[[ -d ${LM_ROOT:-.}/run_scripts ]] ||
+    { echo "train_lsf: ${LM_ROOT:-$PWD} is not this project: submit the job with LM_ROOT=PROJECT bsub" >&2; exit 2; }
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 run_scheduled run_training --output_dir "runs/$job" "$@"

@@ -19,6 +19,8 @@
 #PBS -j oe
 set -euo pipefail
 cd "${PBS_O_WORKDIR:-.}"
+[[ -d ${LM_ROOT:-.}/run_scripts ]] ||
+    { echo "train_pbs: ${LM_ROOT:-$PWD} is not this project: submit the job with qsub -v LM_ROOT=PROJECT" >&2; exit 2; }
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 # Each job of an array would submit the whole array again.

@@ -20,6 +20,8 @@
 #$ -notify
 #$ -r y
 set -euo pipefail
+[[ -d ${LM_ROOT:-.}/run_scripts ]] ||
+    { echo "train_sge: ${LM_ROOT:-$PWD} is not this project: submit the job with qsub -v LM_ROOT=PROJECT" >&2; exit 2; }
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 # A job that SGE ends at its limit is not queued again, and the soft limit s_rt kills mpirun's daemons.

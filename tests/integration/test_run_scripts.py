@@ -315,6 +315,14 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     assert (tmp_path / "submitted").read_text() == submitted
 
 
+@pytest.mark.parametrize("scheduler", ["sge", "pbs", "lsf"])
+def test_a_job_that_does_not_find_the_project_is_one_line(tmp_path, scheduler):
+    command = [ROOT / f"run_scripts/train_{scheduler}.sh"]
+    result = run_command(command, environment(), 30, cwd=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"train_{scheduler}: {tmp_path} is not this project: ")
+
+
 def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
     with (tmp_path / ".venv/bin/python").open("a") as stand_in:
         stand_in.write('echo "$@"; [ "$2" != lm.search ] || exit ${CODE:-0}\n')
