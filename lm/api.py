@@ -116,7 +116,7 @@ class TrainedRun:
         how = Sampling(**sampling)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = max(batch_size, how.beam_size)
-        if not self._run.functions.is_built_in:  # computes all rows, even if they are not needed
+        if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
             rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
         return list(self._open(Generator, rows).generate(prompts, how))
 

@@ -44,7 +44,7 @@ fi
 
 # A killed pip leaves incomplete packages behind, which pip later treats as installed.
 [[ ! -e $venv || (-e $venv/.done-base && ! -e $venv/.installing) ]] ||
-    die "$venv is not a complete installation of this project: if a setup was interrupted, delete it" \
+    die "$venv is not a complete installation of this project: if a setup was interrupted, delete this directory" \
         "and run this again, otherwise set VENV to a new directory"
 
 [[ ! -e "$venv/choices.sh" ]] || source "$venv/choices.sh" # sets the variables that the user did not set

@@ -15,7 +15,8 @@ exchange needs as many hops with recursive halving and doubling (Thakur, Rabense
 "Optimization of collective communication operations in MPICH", 2005). open_mpi_rules.conf selects
 this algorithm for three or more ranks and messages of at least 64 KB. The model assumes that
 computation and exchange do not overlap, which is the worst case on a cluster. If all ranks share
-the cores of one host (`--cores`), they take turns: step(N) is multiplied by N threads / cores.
+the cores of one host (`--cores`), they take turns: step(N) is multiplied by N threads / cores
+if this factor is greater than 1.
 
 The prediction for each number of ranks also contains the part of the step that limits it
 (computation, latency or bandwidth), the share of an epoch in which rank 0 evaluates PTB's
@@ -69,7 +70,7 @@ class Predictor:
     seconds_per_byte: float  # seconds per byte that a rank sends
     latency: float = 0.0  # seconds per hop
     file_operations_per_second: float = math.inf
-    ranks_at_once: float = math.inf  # ranks that have cores of their own
+    ranks_at_once: float = math.inf  # ranks that the cores can run at the same time
 
     def exchange_seconds(self, sizes: Sequence[int], ranks: int) -> tuple[float, float]:
         """Return the time that N ranks need to exchange messages of these sizes in bytes.

@@ -2,9 +2,9 @@
 
   python -m lm.benchmark trace --config config_small --intra_op_threads 1
 
-Each value is the median of steps that TensorFlow traces. These steps take turns with steps without
-a trace, which show how long a step takes. A trace slows operations down. The remainder, "session",
-is therefore too small, and negative if the operations are short.
+The time of each operation is its median over the steps that TensorFlow traces. Traced steps take
+turns with steps without a trace, which show how long a step takes. Tracing slows operations down.
+The remainder, "session", is therefore too small, and can be negative if the operations are short.
 """
 
 import re

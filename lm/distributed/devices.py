@@ -69,7 +69,7 @@ def start_tensorflow(
 
 
 def _keep_conversions() -> None:
-    """Let XLA, which reads its flags later than this, keep all conversions to bfloat16."""
+    """Let XLA keep all conversions to bfloat16. Call this before XLA reads its flags."""
     flags, name = os.environ.get("XLA_FLAGS", ""), "--xla_allow_excess_precision"
     is_file = flags and not flags.startswith("-")  # the name of a file with flags
     if name not in flags and not is_file:

@@ -29,7 +29,8 @@ _DEFAULTS = {
     # the computation needs (58 instead of 42 ms per step on two ranks with one thread each).
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # Exchange through shared memory between the ranks of a host. Open MPI's default, copies by the
-    # kernel, made a step of config_small 5% slower.
+    # kernel, made a step of config_small 5% slower. With huge pages, these copies are
+    # faster, but print errors if ranks may not read each other's memory (docs/performance.md).
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     # Open MPI's default without "put". With "put", acknowledgments queue behind all data in
     # flight, and the two directions of a slow network take turns (docs/performance.md).

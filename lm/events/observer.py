@@ -22,8 +22,8 @@ class Observer:
     def __init__(self, command: str, output_path: str, end_seconds: float = _END_SECONDS):
         self._output_path, self._end_seconds, self._is_failed = output_path, end_seconds, False
         self._lines: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
-        # With the output of this rank, mpirun would wait for a command that never ends. In a
-        # session of its own, Ctrl-C does not reach the command before the last event.
+        # If the command inherited this rank's output, mpirun would wait for the command to end.
+        # The command has its own session, so that Ctrl-C does not end it before the last event.
         with open(output_path, "ab") as output:
             self._process = subprocess.Popen(
                 command, shell=True, stdin=subprocess.PIPE, stdout=output,

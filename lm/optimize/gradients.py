@@ -70,7 +70,7 @@ def exchange_gradients(
         entry per token is summed micro-batch by micro-batch.
       separate_reductions: Uses of weights whose gradients are summed over the ranks first, and
         then flow into the weights.
-      local_sums: Adds up the local gradients if the local rows are several windows.
+      local_sums: Adds up the local gradients if the local rows are divided into several windows.
     """
 
     def prepare(gradient: Gradient, variable: tf.Variable) -> Gradient:

@@ -100,8 +100,8 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
 def _peak_speed(job: Job) -> float | None:
     """Return the tokens/s at the GEMM peak of all ranks, or None if it is not known.
 
-    The products of user-defined networks are unknown. The products of clusters depend on the words,
-    and the products of frozen weights depend on where they are.
+    The products of user-defined networks are unknown. The products of the adaptive softmax depend
+    on the words. If weights are frozen, the backward pass depends on their layers.
     """
     config, device = job.config, job.device
     own = load_peak(config.precision, device.intra_op) if device.gpu is None else None
@@ -210,7 +210,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
 
 
 def _micro_batches(job: Job) -> str:
-    """Return the size of the micro-batches, which only user-defined networks on CPUs have."""
+    """Return the size of the micro-batches if a user-defined network computes them separately."""
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
     rows, *others = job.batches.rows.micro_batches
