@@ -111,7 +111,7 @@ class Driver:
         return True
 
     def _count(self, outcome: Outcome, directory: str) -> None:
-        """End the search if several trials fail with the same error. Do not fail the last one."""
+        """End the search if several trials fail with the same error; the last one can continue."""
         failure = outcome.reason.replace(directory, "")
         self._same_failures[failure] += 1
         count = self._same_failures[failure]
