@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 def answer(body: bytes, status: int = 200, with_length: bool = True, **headers: str) -> bytes:
     """Return a correct HTTP answer. Underscores in the names of headers become hyphens."""
+    headers["Connection"] = "close"  # the client must not use the connection for a redirect
     if with_length:
         headers["Content_Length"] = str(len(body))
     lines = [f"HTTP/1.1 {status} OK", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
