@@ -1,6 +1,7 @@
 """Check by experiment that a network sees no later words, and that windows equal single words."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -42,8 +43,9 @@ def check_network(
         tf.Session(config=session_config) as session,
     ):
         check = NetworkCheck(Network(config, vocab_size, functions, words))
+        num_threads = session_config.inter_op_parallelism_threads if session_config else 1
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        check.check_window(session)
+        check.check_window(session, num_threads)
         if functions.has_losses and vocab_size <= max_words:
             check.check_probabilities(session)
         if disagreement := check.find_disagreement(session):
@@ -104,26 +106,30 @@ class NetworkCheck:
         feed[self._word_state_ph] = state.view(np.float32)
         return [-log_probs for log_probs in session.run(self._by_word, feed)]
 
-    def check_window(self, session: tf.Session) -> None:
+    def check_window(self, session: tf.Session, num_threads: int = 1) -> None:
         """Check for NaN, random numbers, and outputs that see later words; changes the weights."""
         where, vocab_size = self._network.where, self._network.vocab_size
         _check_finite(where, *self._run_words(session, np.zeros([3, 1])))
-        _replace_zeros(session, self._random, self._network.config.init_scale)
+        _replace_zeros(session, self._network.config.init_scale)
         words = self._random.integers(0, vocab_size, [2, self._num_steps, 2])
         # Use a state that the network computed: other states may be invalid.
         first, state, _ = self._run(session, words, self._zeros)
-        top, after, _ = self._run(session, words, state)
+        top, after, _ = self._run(session, words, state) if state else (first, state, None)
         _check_finite(where, first, *state.values(), top, *after.values())
-        if _differ(top, self._run(session, words, state)[0]):
+
+        def depends_on_words_from(now: int) -> bool:
+            """Whether other words from a time step on change the outputs before this step."""
+            changed = words.copy()
+            changed[:, now:] = (changed[:, now:] + 1) % vocab_size
+            return _differ(top[:now], self._run(session, changed, state)[0][:now])
+
+        if depends_on_words_from(self._num_steps):  # the words are equal
             raise UserError(
                 f"{where} computes different results each time, so it cannot be checked: use"
                 " context.dropout or context.seed() for all random numbers"
             )
-        for now in self._time_steps():
-            later = words.copy()
-            later[:, now:] = (later[:, now:] + 1) % vocab_size
-            changed, _, _ = self._run(session, later, state)
-            if _differ(top[:now], changed[:now]):
+        with ThreadPoolExecutor(num_threads) as threads:
+            if any(threads.map(depends_on_words_from, self._time_steps())):
                 raise UserError(
                     f"{where}: the outputs of a time step depend on later words, which the network"
                     " must predict"
@@ -147,7 +153,7 @@ class NetworkCheck:
         losses, after = decoding.next_loss(network, words_ph, targets_ph, state_ph)
         # With small weights, all probabilities are equal, and smoothed losses seem to be exact.
         of_words = [v for v in tf.trainable_variables() if vocab_size in v.shape.as_list()]
-        _assign(session, of_words, [10 * value for value in session.run(of_words)])
+        session.run([v.assign(10 * v, read_value=False) for v in of_words])
         feed = {state_ph: np.zeros(state_ph.shape), targets_ph: np.zeros(_ROWS)}
         for word in self._random.integers(0, vocab_size, 3):
             feed[words_ph] = np.full(_ROWS, word)
@@ -203,24 +209,15 @@ def _placeholders(num_steps: int | None, rows: int) -> list[tf.Tensor]:
     return [tf.placeholder(tf.int32, [num_steps, rows]) for _ in range(2)]
 
 
-def _replace_zeros(session: tf.Session, random: np.random.Generator, scale: float) -> None:
+def _replace_zeros(session: tf.Session, scale: float) -> None:
     """Replace initial weights of zero, which would hide the values that they are multiplied by."""
-    variables = tf.trainable_variables()
-    pairs = [pair for pair in zip(variables, session.run(variables)) if not pair[1].all()]
-    # Use positive values: the network may compute a square root of the weight.
-    values = [
-        np.where(value == 0, random.uniform(0, scale, value.shape), value) for _, value in pairs
-    ]
-    _assign(session, [variable for variable, _ in pairs], values)
-
-
-def _assign(
-    session: tf.Session, variables: Sequence[tf.Variable], values: Sequence[np.ndarray]
-) -> None:
-    # One call for all variables, because TensorFlow compiles the graph again for each set of ops.
-    placeholders = [tf.placeholder(v.dtype, v.shape) for v in variables]
-    assign_ops = [v.assign(ph, read_value=False) for v, ph in zip(variables, placeholders)]
-    session.run(assign_ops, dict(zip(placeholders, values)))
+    assign_ops = []
+    for i, variable in enumerate(tf.trainable_variables()):
+        # Use positive values: the network may compute a square root of the weight.
+        values = tf.random.uniform(variable.shape, 0, scale, variable.dtype.base_dtype, seed=i)
+        replaced = tf.where(tf.equal(variable, 0), values, variable)
+        assign_ops.append(variable.assign(replaced, read_value=False))
+    session.run(assign_ops)
 
 
 def _check_finite(where: str, *found: np.ndarray) -> None:
