@@ -23,8 +23,16 @@ BUILD_DIR = _HERE / "_build"
 _IN_ENVIRONMENT = pathlib.Path(sys.prefix, "lib", "lm-kernels")
 
 # -fwrapv: bit manipulation of integer vectors may overflow. -ffp-contract=off: see simd.h.
-# -ffast-math would hide NaN.
-_FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wall"]
+# -ffast-math would hide NaN. -fno-math-errno: otherwise, loops with a square root use no vectors.
+_FLAGS = [
+    "-O3",
+    "-fPIC",
+    "-fwrapv",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 # The compiler flags of each instruction set. All except the first are for x86-64.
 INSTRUCTION_SETS = {

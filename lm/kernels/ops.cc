@@ -1,5 +1,5 @@
-// The TensorFlow ops: shapes, checks, memory and threads. Except for the average, isa.cc contains
-// the arithmetic.
+// The TensorFlow ops: shapes, checks, memory and threads. Except for element-wise ops at the end,
+// isa.cc contains the arithmetic.
 //
 // CPU kernels only. Results do not depend on the number of threads.
 #if defined(__x86_64__)
@@ -1072,6 +1072,64 @@ class AddToAverageOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("LmAddToAverage").Device(DEVICE_CPU), AddToAverageOp);
+
+// ---- Adam ---------------------------------------------------------------------------------------
+
+// Replaces TensorFlow's own kernel, which computes the same bits in three passes.
+class ApplyAdamOp : public OpKernel {
+ public:
+  explicit ApplyAdamOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("use_nesterov", &use_nesterov_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<Var> variables[3];  // the weights and the two moments
+    for (int i = 0; i < 3; ++i)
+      OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, i), &variables[i]));
+    for (int i = 3; i < 9; ++i) OP_REQUIRES_OK(ctx, CheckShape("a setting", ctx->input(i), {}));
+    const auto setting = [&](int i) { return *Floats(ctx->input(i)); };
+    const float beta1_power = setting(3), beta2_power = setting(4), rate = setting(5);
+    const float beta1 = setting(6), beta2 = setting(7), epsilon = setting(8);
+    const Tensor& gradient = ctx->input(9);
+    mutex_lock lock_w(*variables[0]->mu()), lock_m(*variables[1]->mu()), lock_v(*variables[2]->mu());
+    const float* before[3];
+    Tensor after[3];
+    for (int i = 0; i < 3; ++i) {
+      const Tensor& value = *variables[i]->tensor();
+      OP_REQUIRES_OK(ctx, CheckShape("a variable", value, gradient.shape()));
+      before[i] = Floats(value);
+      if (value.RefCountIsOne())
+        after[i] = value;
+      else  // other readers remain
+        OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, value.shape(), &after[i]));
+    }
+    const float *g = Floats(gradient), *w = before[0], *m = before[1], *v = before[2];
+    float *new_w = Floats(&after[0]), *new_m = Floats(&after[1]), *new_v = Floats(&after[2]);
+    const float step = rate * std::sqrt(1 - beta2_power) / (1 - beta1_power);
+    const float rest1 = 1 - beta1, rest2 = 1 - beta2;
+    const bool nesterov = use_nesterov_;
+    const int64_t n = gradient.NumElements();
+    constexpr int64_t kBlock = 1 << 14;
+    ParallelFor(ctx, 1, (n + kBlock - 1) / kBlock, [&](int64_t, int64_t block) {
+      const int64_t end = std::min(n, (block + 1) * kBlock);
+#pragma GCC ivdep
+      for (int64_t i = block * kBlock; i < end; ++i) {
+        const float m1 = m[i] + (g[i] - m[i]) * rest1;
+        const float v1 = v[i] + (g[i] * g[i] - v[i]) * rest2;
+        const float mean = nesterov ? g[i] * rest1 + beta1 * m1 : m1;
+        new_w[i] = w[i] - mean * step / (std::sqrt(v1) + epsilon);
+        new_m[i] = m1;
+        new_v[i] = v1;
+      }
+    });
+    for (int i = 0; i < 3; ++i) *variables[i]->tensor() = after[i];
+  }
+
+ private:
+  bool use_nesterov_;
+};
+REGISTER_KERNEL_BUILDER(
+    Name("ResourceApplyAdam").Device(DEVICE_CPU).TypeConstraint<float>("T").Priority(1), ApplyAdamOp);
 
 }  // namespace
 }  // namespace lm
