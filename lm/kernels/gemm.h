@@ -281,6 +281,7 @@ struct VectorProducts {
 template <class Format>
 struct Gemm {
   static constexpr int64_t kWidest = 8;
+  static constexpr int64_t kManyRows = 128;  // rows that are worth packing B first
 
   static int64_t RowUnits(int64_t K) { return Units<Format>(K); }
   static int64_t Vectors(int64_t N) { return (N + kLanes - 1) / kLanes; }
@@ -306,13 +307,23 @@ struct Gemm {
   template <class T>
   static void PackPanels(const lm::Gemm& p, int64_t column, int64_t end, int64_t u0, int64_t units,
                          float* out, int64_t padded) {
-    for (int width; column < end; column += width, out += padded * width) {
-      width = end - column > kLanes ? 2 * kLanes : kLanes;
-      memset(out + units * width, 0, (padded - units) * width * sizeof *out);
-      for (int64_t n = column; n < column + width; n += kLanes) {
-        const T* b = (const T*)p.b + (p.b_across ? n : n * p.ldb);
-        PackPanel<Format>(Source<T>{b, p.ldb, p.b_across}, end - n, p.K, u0, units,
-                          out + (n - column), width);
+    const T* b = (const T*)p.b;
+    const auto width = [&](int64_t n) { return end - n > kLanes ? 2 * kLanes : kLanes; };
+    for (int64_t n = column; n < end; n += 2 * kLanes) {
+      float* panel = out + (n - column) * padded;
+      memset(panel + units * width(n), 0, (padded - units) * width(n) * sizeof *panel);
+      for (int64_t v = n; v < n + width(n) && !p.b_across; v += kLanes)
+        PackPanel<Format>(Source<T>{b + v * p.ldb, p.ldb, false}, end - v, p.K, u0, units,
+                          panel + v - n, width(n));
+    }
+    // Memory is fastest if it is read in its order, so each row of B is packed for all panels.
+    for (int64_t u = 0; u < units && p.b_across; ++u) {
+      const int64_t k = (u0 + u) * Format::kDepth;
+      const T *first = b + k * p.ldb, *second = k + 1 < p.K ? first + p.ldb : nullptr;
+      for (int64_t n = column; n < end; n += 2 * kLanes) {
+        float* to = out + (n - column) * padded + u * width(n);
+        for (int64_t v = n; v < n + width(n); v += kLanes)
+          Store(to + v - n, Format::Across(first + v, second ? second + v : nullptr, end - v));
       }
     }
   }
@@ -335,8 +346,9 @@ struct Gemm {
                     float* panels) {
     const int64_t all = Units<Format>(p.K), begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
     const float* a = p.a_units ? p.a_units : (const float*)p.a;
-    // The first rows can read B itself if its values are the units, and copy it into the panels.
-    const bool direct = p.b_across && !p.b_bf16 && !Format::kConverts;
+    // If there are few rows, the first rows read B itself, and copy it into the panels. Its values
+    // must be the units.
+    const bool direct = p.b_across && !p.b_bf16 && !Format::kConverts && row1 - row0 < kManyRows;
     const int64_t first = direct ? begin + (end - begin) / (2 * kLanes) * 2 * kLanes : begin;
     for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
       const int64_t units = Least(kPiece, all - u0);
