@@ -4,6 +4,7 @@ import collections
 import functools
 import re
 
+import numpy as np
 import pytest
 from tqdm import tqdm
 
@@ -131,6 +132,25 @@ def test_tables_show_the_numbers_of_the_published_runs(document):
             shown[name] += expected is not None
     assert shown.keys() == {path.name for path in (ROOT / "docs/runs").iterdir()}
     assert min(shown.values()) > 2
+
+
+def test_the_table_of_seeds_shows_the_means_of_the_published_runs():
+    text = re.search(r"## Several seeds\n.*?\n## ", (ROOT / "docs/results.md").read_text(), re.S)[0]
+    rows = [
+        line[2:-2].split(" | ") for line in text.splitlines() if re.match(r"\| (small|med)", line)
+    ]
+    everything = [read_run(str(path.parent)) for path in (ROOT / "docs").glob("*/*/run.json")]
+    for name, precision, num_seeds, *cells in rows:
+        runs = [
+            run
+            for run in everything
+            if (run.record.config["name"], run.record.config["precision"]) == (name, precision)
+        ]
+        by_seed = {run.record.config["seed"]: final_perplexities(run)[1:] for run in runs}
+        values = zip(*by_seed.values())
+        expected = [f"{np.mean(each):.2f} ± {np.std(each, ddof=1):.2f}" for each in values]
+        assert [num_seeds, *cells] == [str(len(by_seed)), *expected]
+    assert len(rows) == 3
 
 
 def test_the_published_runs_on_one_and_two_ranks_are_identical():
