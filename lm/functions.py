@@ -14,7 +14,7 @@ from lm.config import Config
 from lm.options import replaced
 from lm.record import FileRecord
 
-VIRTUAL_RANKS = 8  # by default
+VIRTUAL_RANKS = 8  # the default
 
 
 class Audit:

@@ -41,7 +41,7 @@ class NllSum:
 class TextSize:
     """The size of a text, which the tokenizer does not influence."""
 
-    bytes: int = 0  # of the UTF-8 text
+    bytes: int = 0  # size of the UTF-8 text
     characters: int = 0
     words: int = 0  # words that are separated by white space, and line ends
 

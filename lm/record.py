@@ -52,8 +52,8 @@ class CorpusRecord:
 
     kind: str  # "text", "ids", "ptb" or "embedded"
     path: str  # absolute path of --data_path on rank 0
-    sha256: str  # of the splits and the vocabulary
-    text_sha256: str | None = None  # of the splits; None if an older version wrote the record
+    sha256: str  # hash of the splits and the vocabulary
+    text_sha256: str | None = None  # hash of the splits; None if an older version wrote the record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class InitRecord:
     """The checkpoint that initialized the weights of a run."""
 
     path: str  # directory of a checkpoint, or prefix of a checkpoint of a TF 1.x program
-    sha256: Mapping[str, str]  # by file name
+    sha256: Mapping[str, str]  # for each file
     # A TF 1.x program's checkpoint, its files, and the --init_rename that maps its names. A run
     # inherits them from the run that it was initialized from.
     tf1_checkpoint: str | None = None

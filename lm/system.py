@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # from malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of malloc.h
 _TUNABLES = "GLIBC_TUNABLES"
 # Packages that TensorFlow imports, but that this program does not need. TensorFlow needs the
 # location of the package keras itself.

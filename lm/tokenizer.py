@@ -38,7 +38,7 @@ _SEPARATOR = "<|endoftext|>"
 _NUM_BYTES = 256
 _COMPLETE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 _SAMPLE_SIZE = 1 << 20  # words
-_MAX_CHARACTERS = 1 << 20  # without spaces and line ends
+_MAX_CHARACTERS = 1 << 20  # spaces and line ends do not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
         minloglevel=2,
     )
     pieces = SentencePieceProcessor(model_proto=model.getvalue())
-    ids = range(1, pieces.get_piece_size())  # without <unk>
+    ids = range(1, pieces.get_piece_size())  # ID 0 is <unk>
     scores = {pieces.id_to_piece(i): pieces.get_score(i) for i in ids}  # best pieces first
     lowest = min(scores.values())
     longer = [piece for piece in scores if len(piece) > 1][: vocab_size - _NUM_BYTES - 1]

@@ -14,7 +14,7 @@ from typing import Any
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 
-_LEAST_SHARE = 0.002  # of the step: shorter operations share a row
+_LEAST_SHARE = 0.002  # operations with a smaller share of the step share a row
 
 
 def measure(config: Config, options: Options) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Task:
     config: Config
     implementation: str = "ours"  # one of `_OURS`, or a variant in `step_time.PEERS`
     ranks: int = 1  # peers need one rank
-    shapes: Mapping[str, Sequence[int]] | None = None  # of the weights, for peers
+    shapes: Mapping[str, Sequence[int]] | None = None  # shapes of the weights, for peers
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
 
 

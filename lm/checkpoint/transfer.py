@@ -87,7 +87,7 @@ class _Rows(NamedTuple):
     """Consecutive rows of a variable, or the whole variable."""
 
     name: str
-    shape: tuple[int, ...]  # of the whole variable
+    shape: tuple[int, ...]  # shape of the whole variable
     first_row: int
     num_rows: int
     num_bytes: int

@@ -79,7 +79,7 @@ class Arguments:
     """A parsed command line. `arguments[cls]` is an instance of the option class."""
 
     given: Mapping[type, Mapping[str, Any]]  # the fields of each option class that flags set
-    config_file: ConfigFile | None  # of a command with a `ConfigChoice`
+    config_file: ConfigFile | None  # None if the command has no `ConfigChoice`
     positional: Sequence[str]
 
     def __getitem__(self, cls: type) -> Any:

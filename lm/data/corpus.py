@@ -23,7 +23,7 @@ from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs
-_MAX_NAMES = 10  # in a message
+_MAX_NAMES = 10  # names that a message lists
 # Files that suggest that a directory contains a corpus of the user.
 _TEXT_NAME = re.compile(
     r"(?!readme|license|requirements).*"
@@ -43,8 +43,8 @@ class Corpus:
     train: np.ndarray  # memory-mapped int32 token IDs [tokens]
     valid: np.ndarray
     test: np.ndarray | None  # None if the corpus has no test split
-    encoded: Mapping[str, Encoded]  # by split
-    sources: Mapping[str, Source]  # by split
+    encoded: Mapping[str, Encoded]  # for each split
+    sources: Mapping[str, Source]  # for each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 

@@ -50,7 +50,7 @@ class KnownPerplexity:
 class _Truth(KnownPerplexity):
     """The content of truth.json."""
 
-    sha256: Mapping[str, str]  # by split
+    sha256: Mapping[str, str]  # for each split
     options: Mapping[str, Any]  # dataclasses.asdict(LanguageOptions)
 
 

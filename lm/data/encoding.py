@@ -52,8 +52,8 @@ _ID_BLOCK_BYTES = 1 << 20
 class Recipe:
     """Everything that determines the token IDs of a corpus."""
 
-    sources: Mapping[str, Source]  # by split
-    sha256: Mapping[str, str]  # by split
+    sources: Mapping[str, Source]  # for each split
+    sha256: Mapping[str, str]  # for each split
     config: Config
     tokenizer: Tokenizer | None  # None: the training text determines the vocabulary
 
@@ -271,7 +271,7 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
 
 @dataclasses.dataclass(frozen=True)
 class _EntryRecord:
-    sha256: Mapping[str, str]  # by file
+    sha256: Mapping[str, str]  # for each file
     splits: Mapping[str, Encoded]
 
 

@@ -52,7 +52,7 @@ def find_job() -> tuple[str, str]:
         return "", ""
     job_names, index_names = _SCHEDULERS[scheduler]
     job, index = re.match(r"\w*", _first(job_names))[0], _first(index_names)
-    if scheduler in ("lsf", "sge") and index in ("0", "undefined"):  # not an array
+    if scheduler in ("lsf", "sge") and index in ("0", "undefined"):  # the job is not an array
         index = ""
     return f"{scheduler}-{job}" + f"_{index}" * bool(index), index
 
@@ -141,7 +141,7 @@ def _read_pbs() -> _Counts:
     lines = dict(collections.Counter(_lines_of("PBS_NODEFILE")))  # one line per rank or core
     if "PBS_NUM_PPN" in os.environ:  # Torque counts cores
         return lines, {}
-    per_host = int(os.environ.get("NCPUS", 0))  # of the first chunk, or its ompthreads
+    per_host = int(os.environ.get("NCPUS", 0))  # ncpus of the first chunk, or its ompthreads
     return {host: per_host for host in lines} if per_host else {}, lines
 
 

@@ -52,7 +52,7 @@ class _Draft:
     unread: collections.deque[int]  # tokens that the network has not read yet
     random: Callable[[], float]
     tokens: list[int] = dataclasses.field(default_factory=list)  # generated tokens
-    log_prob: float = 0.0  # of the generated tokens
+    log_prob: float = 0.0  # the sum over the generated tokens
     is_done: bool = False
 
 

@@ -70,7 +70,7 @@ def _decode_lines(lines: Iterable[bytes], name: str, first: int) -> Iterator[lis
 def _decode(line: bytes, is_first: bool) -> str:
     try:
         check_nul(line)
-        text = line.decode("utf-8-sig" if is_first else "utf-8")  # without the byte order mark
+        text = line.decode("utf-8-sig" if is_first else "utf-8")  # remove the byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
     text = text.rstrip("\r")

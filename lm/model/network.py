@@ -32,8 +32,8 @@ _LSTM = {"state_shapes": lstm.state_shapes, "build_outputs": lstm.build_outputs}
 class NetworkCall(NamedTuple):
     """A call of a function of a network, for the audit of user-defined networks."""
 
-    name: str  # of the function
-    shape: Sequence[int | None]  # of the first result; None means an unknown B or any units
+    name: str  # name of the function
+    shape: Sequence[int | None]  # shape of the first result; None means an unknown B or any units
     words: Sequence[tf.Tensor]  # the first arguments: token IDs
     context: Context  # the last argument
     state_parts: Mapping[str, tuple[Sequence[int], str]]  # shape and type of the state by name

@@ -14,7 +14,7 @@ from lm.model import plain
 class Ops(NamedTuple):
     """The operations of a network and its training; see `lm.kernels` for their arguments."""
 
-    precision: str  # of matrix products
+    precision: str  # precision of matrix products
     micro_batches: Sequence[int]  # the micro-batches of all sums, or ()
     matmul: Callable
     recurrence: Callable

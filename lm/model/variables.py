@@ -14,7 +14,7 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.system import seeded
 
-_MAX_NAMES = 5  # in a message
+_MAX_NAMES = 5  # names that a message lists
 # Horovod broadcasts variables of these types.
 TYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]

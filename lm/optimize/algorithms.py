@@ -57,7 +57,7 @@ def _rmsprop(rate: tf.Tensor, decay: float, epsilon: float) -> tf.train.Optimize
 class _Optimizer(NamedTuple):
     """An optimizer, which only knows the settings that are listed here."""
 
-    create: Callable[..., tf.train.Optimizer]  # of the learning rate and the settings
+    create: Callable[..., tf.train.Optimizer]  # arguments: the learning rate and the settings
     settings: tuple[str, ...] = ()  # fields of Config; without weight_decay, the gradient has it
     keeps_unused_rows: bool = False  # whether it only changes the rows of words in the batch
 

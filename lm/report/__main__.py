@@ -24,7 +24,7 @@ from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.settings import SEARCH_FILE
 
-_RELOAD_SECONDS = 10  # with --watch
+_RELOAD_SECONDS = 10  # --watch: the browser reloads the page
 
 
 @dataclasses.dataclass(frozen=True)

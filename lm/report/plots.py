@@ -23,9 +23,9 @@ _FIELDS = {
     "tokens_per_second": "Tokens per second",
     "exchange_share": "Share of the gradient exchange",
 }
-_MAX_POINTS = 30_000  # of each field, in all runs together
+_MAX_POINTS = 30_000  # points of each field, in all runs together
 _MAX_POINTS_PER_LINE = 3_000
-_MAX_ROWS = 12  # of marks
+_MAX_ROWS = 12  # rows of marks
 _MAX_VALUE = 1e100
 _UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 

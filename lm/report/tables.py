@@ -31,7 +31,7 @@ _SPEEDUP_NOTE = (
     " Efficiency: speedup divided by the number of ranks."
 )
 _MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
-_MAX_COLUMNS = 12  # of a matrix
+_MAX_COLUMNS = 12  # columns of a matrix
 
 
 class Unusual(str):

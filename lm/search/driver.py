@@ -38,8 +38,8 @@ class Driver:
     def __init__(self, search: Search, signals: Signals):
         self._search, self._study, self._signals = search, search.study, signals
         self._running: dict[TrialSlots, tuple[optuna.Trial, TrialJob]] = {}
-        self._failed_jobs: collections.Counter = collections.Counter()  # by number of the trial
-        self._same_failures: collections.Counter = collections.Counter()  # by reason
+        self._failed_jobs: collections.Counter = collections.Counter()  # for each trial
+        self._same_failures: collections.Counter = collections.Counter()  # for each reason
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
         self._resume = f"resume with: {command}"
 

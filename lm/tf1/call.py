@@ -24,12 +24,12 @@ class Call:
         self.context = context
         self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
         self.loops: list[tf.Tensor] = []  # indices of the iterations of the surrounding loops
-        self.names: set[str] = set()  # of variables
+        self.names: set[str] = set()  # names of variables
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
         self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
-        self.default_names: collections.Counter = collections.Counter()  # of these calls
+        self.default_names: collections.Counter = collections.Counter()  # names of these calls
         self.words: tf.Tensor | None = None  # [B, T]: value of placeholders without values
-        self.logits: tf.Tensor | None = None  # of the program's last cross entropy
+        self.logits: tf.Tensor | None = None  # logits of the program's last cross entropy
         self.scope: tf.VariableScope | None = None
         self._name_scope = tf.get_default_graph().get_name_scope()
 

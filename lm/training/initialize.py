@@ -21,7 +21,7 @@ from lm.record import InitRecord, load_record
 from lm.training.initialize_run import values_of_run
 from lm.training.restore import InitialValues, Table
 
-_MAX_NAMES = 5  # in a message
+_MAX_NAMES = 5  # names that a message lists
 
 
 class Source(NamedTuple):

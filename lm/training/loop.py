@@ -64,7 +64,7 @@ class Loop:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
         config, max_steps = self.job.config, self.job.options.max_steps
         self._last_step = planned_steps(config, self._steps_per_epoch, max_steps)
-        self.results: dict[str, Any] = {}  # of the last epoch and of the test
+        self.results: dict[str, Any] = {}  # results of the last epoch and of the test
 
     def run(self) -> None:
         """Run the remaining epochs and the test."""
@@ -233,7 +233,7 @@ class Loop:
         record = dict(
             step=at.step,
             epoch=epoch,
-            epochs=at.step / self._steps_per_epoch,  # with --max_steps, the last one is a part
+            epochs=at.step / self._steps_per_epoch,  # --max_steps can end the last epoch early
             learning_rate=self._learning_rate(at.step - 1),
             tokens_per_second=at.epoch_nll.tokens / at.epoch_seconds,
             epoch_seconds=at.epoch_seconds,

@@ -25,7 +25,7 @@ class PreparedRun:
 
     def __init__(self, session: tf.Session):
         self._session, self._lock = session, threading.Lock()
-        self._calls: dict[tuple, _Call] = {}  # by fetches and placeholders
+        self._calls: dict[tuple, _Call] = {}  # for each set of fetches and placeholders
 
     def __call__(self, fetches: Any, feed: Mapping[tf.Tensor, Any]) -> Any:
         flat = tf.nest.flatten(fetches)

@@ -38,8 +38,8 @@ class InitialValues(NamedTuple):
     checkpoint: str  # directory, or prefix of a checkpoint of a TF 1.x program
     tensors: Mapping[str, str]  # names of tensors, by the name of the variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
-    tables: Mapping[str, Table] = _EMPTY  # by the name of the variable
-    types: Mapping[str, tf.DType] = _EMPTY  # of tensors whose type differs from the variable's
+    tables: Mapping[str, Table] = _EMPTY  # for each variable
+    types: Mapping[str, tf.DType] = _EMPTY  # types, if the variable has a different one
 
 
 class BroadcastHook(tf.train.SessionRunHook):

@@ -56,7 +56,7 @@ def test_the_mean_of_the_weights_can_be_used_but_not_resumed(tmp_path, corpora):
     loaded = weights(further, "last")
     for weight, value in weights(run, mean).items():
         np.testing.assert_array_equal(loaded[weight], value)
-    assert open_run(run).checkpoint.path.endswith("step-00000009")  # not the average
+    assert open_run(run).checkpoint.path.endswith("step-00000009")  # the last weights
     with pytest.raises(UserError, match="already exists"):
         average(run, [], 3)
     error = one_error(run_module("lm.average", run, "--last", 9), 2)

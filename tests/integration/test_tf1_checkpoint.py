@@ -87,7 +87,7 @@ def test_the_program_restores_an_export(place, tmp_path):
     (score,) = Scorer(opened, 1).score(["3 8 2"])
     ids = np.array([opened.tokenizer.eos_id, 3, 8, 2])
     log_probs_NV = log_probs(to, ids[:-1], WORDS, tf.float16)
-    rounding = 2e-3  # of the table in float16
+    rounding = 2e-3  # the table is in float16
     np.testing.assert_allclose(score.log_probs, log_probs_NV[range(3), ids[1:]], atol=rounding)
 
 

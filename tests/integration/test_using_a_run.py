@@ -47,7 +47,7 @@ def test_the_logged_seed_generates_the_same_text_again(trained):
     printed = run_module("lm.generate", *arguments, "--prompt", PROMPT)
     seed = re.search(r"^seed (\d+)$", printed.stderr, re.MULTILINE).group(1)
     command = [*fork_server.python(), "-m", "lm.generate", *arguments, "--seed", seed]
-    again = run_command(command, environment(), 60, input=PROMPT)  # as in a pipe
+    again = run_command(command, environment(), 60, input=PROMPT)  # the prompt comes from a pipe
     assert again.returncode == 0, again.stderr
     assert "reading one prompt per line from the standard input" in again.stderr
     piped = again.stdout.replace("== prompt 1, ", "== ")
@@ -81,7 +81,7 @@ def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
             answer = process.stdout.readline()
             assert answer.endswith(f"\t{line}\n")
         assert float(answer.split("\t")[0]) == scores[0][0]
-        last, _ = process.communicate(scores[1][2], timeout=30)  # it has no line end
+        last, _ = process.communicate(scores[1][2], timeout=30)  # the last line has no line end
         assert float(last.split("\t")[0]) == scores[1][0]
         assert last.endswith(f"\t{scores[1][2]}\n") and process.returncode == 0
     finally:

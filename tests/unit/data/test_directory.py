@@ -32,7 +32,7 @@ def test_mixed_corpora_are_rejected(tmp_path):
         ["input.txt"],
         ["wiki.test.tokens", "wiki.train.tokens", "wiki.valid.tokens"],
         ["simple-examples.tgz"],
-        ["ptb.train.txt", "ptb.valid.txt"],  # not the published files
+        ["ptb.train.txt", "ptb.valid.txt"],  # these are not the published files
     ],
 )
 def test_ptb_is_not_mixed_with_a_text_of_the_user(tmp_path, monkeypatch, names):
