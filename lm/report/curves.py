@@ -14,7 +14,7 @@ from lm.errors import printable
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 from lm.report.page import write_file
-from lm.report.plots import line_style, numbers
+from lm.report.plots import line_style, numbers, time_unit
 from lm.report.tables import run_title
 
 _SPLITS = {"train": "train", "valid": "validation"}
@@ -40,6 +40,7 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> None:
 
 def draw_curves(runs: Sequence[RunMetrics], title: str) -> Figure:
     """Draw train and validation perplexity against epoch and training time."""
+    unit, unit_seconds = time_unit(runs)
     legend_inches = 0.21 * len(runs)
     figure = Figure(figsize=(10, 6.8 + legend_inches))
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
@@ -47,11 +48,12 @@ def draw_curves(runs: Sequence[RunMetrics], title: str) -> Figure:
         color, dashes = line_style(index)
         style = {"color": color, "linestyle": dashes, "marker": "."}
         epochs = numbers([epoch["epochs"] for epoch in run.epochs])
-        seconds = numbers(itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs))
+        seconds = itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs)
+        times = numbers(time / unit_seconds for time in seconds)
         for row, split in zip(axes, _SPLITS):
             values = _perplexities(run, split)
             row[0].plot(epochs, values, **style)
-            row[1].plot(seconds, values, **style)
+            row[1].plot(times, values, **style)
     for row, name in zip(axes, _SPLITS.values()):
         row[0].set_ylabel(f"{name} perplexity")
         for panel in row:
@@ -68,7 +70,7 @@ def draw_curves(runs: Sequence[RunMetrics], title: str) -> Figure:
     is_long = any(run.num_epochs >= 2 for run in runs)
     axes[1, 0].xaxis.get_major_locator().set_params(integer=is_long)
     axes[1, 0].set_xlim(left=0)
-    axes[1, 1].set_xlabel("training time, seconds")
+    axes[1, 1].set_xlabel(f"training time, {unit}")
     figure.suptitle(title, fontsize="medium", parse_math=False)
     # Matplotlib omits labels that start with "_", and reads text between two "$" as a formula.
     # Therefore the labels are set as plain text afterwards.

@@ -34,9 +34,8 @@ def build_plots(section: Section) -> list[Plot]:
     """Return the plots of a section: the loss, and the other fields of step events."""
     runs = section.runs
     limit = min(max(_MAX_POINTS // len(runs), 100), _MAX_POINTS_PER_LINE)
-    longest = max(run.clock()[1][-1] for run in runs)
-    unit = next((name for name, each in _UNITS.items() if longest > 2 * each), "seconds")
-    curves = [_Curves(index, run, _UNITS[unit], limit) for index, run in enumerate(runs)]
+    unit, seconds = time_unit(runs)
+    curves = [_Curves(index, run, seconds, limit) for index, run in enumerate(runs)]
     losses = itertools.chain.from_iterable(curve.losses() for curve in curves)
     plots = [{**_plot("Loss in nats per token", unit, losses), "wide": True}]
     for field, title in _FIELDS.items():
@@ -46,6 +45,12 @@ def build_plots(section: Section) -> list[Plot]:
         if traces := [curve.field(field) for curve in shown]:
             plots.append(_plot(title, unit, traces))
     return plots
+
+
+def time_unit(runs: Sequence[RunMetrics]) -> tuple[str, int]:
+    """Return the name of a unit for the training times of runs, and its length in seconds."""
+    longest = max(run.clock()[1][-1] for run in runs)
+    return next((unit for unit in _UNITS.items() if longest > 2 * unit[1]), ("seconds", 1))
 
 
 def line_style(index: int) -> tuple[str, str]:

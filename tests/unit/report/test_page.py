@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 
+import numpy as np
 import pytest
 
 from lm.cli.markdown import markdown_table
@@ -94,6 +95,15 @@ def test_names_are_drawn_as_plain_text(tmp_path):
     shown = [text.get_text().partition("/")[2] for text in legend.get_texts()]
     assert all(name in text for name, text in zip(names[:3], shown))
     page_of(runs)
+
+
+@pytest.mark.parametrize(
+    "speed, times, unit", [(100, [10, 15], "seconds"), (1, [100 / 6, 25], "minutes")]
+)
+def test_the_time_axis_of_curves_has_a_suitable_unit(tmp_path, speed, times, unit):
+    panel = draw_curves([write_run(tmp_path / "a", speed=speed)], title="title").axes[3]
+    np.testing.assert_allclose(panel.lines[0].get_xdata(), times, rtol=1e-5)
+    assert panel.get_xlabel() == f"training time, {unit}"
 
 
 def test_runs_without_validation_have_curves(tmp_path):
