@@ -24,7 +24,7 @@ from lm.record import CorpusRecord, load_record
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs
 _MAX_NAMES = 10  # names that a message lists
-# Files that suggest that a directory contains a corpus of the user.
+# Names of files that probably contain a text of the user.
 _TEXT_NAME = re.compile(
     r"(?!readme|license|requirements).*"
     r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|gz|tgz|bz2|xz|zst|zip|tar)",
@@ -236,6 +236,10 @@ def _write_embedded(directory: str) -> None:
 
 def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
     """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
+    if _TEXT_NAME.fullmatch(os.path.basename(data_path)) and not os.path.exists(data_path):
+        raise UserError(
+            f"the text {data_path} does not exist: correct --data_path, or give a directory for PTB"
+        )
     own, ptb = find_splits(data_path), _ptb_in(data_path)
     if not own and len(ptb) == len(SPLITS):
         return "ptb", ptb

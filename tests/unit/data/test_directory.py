@@ -48,6 +48,14 @@ def test_ptb_is_not_mixed_with_a_text_of_the_user(tmp_path, monkeypatch, names):
     assert sorted(os.listdir(tmp_path)) == names
 
 
+@pytest.mark.parametrize("name", ["my_text.txt", "ids.npy", "corpus.jsonl.gz"])
+def test_ptb_does_not_replace_a_missing_text(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    with pytest.raises(UserError, match=f"the text {tmp_path}/{name} does not exist: correct"):
+        load_corpus(str(tmp_path / name))
+    assert not os.listdir(tmp_path)
+
+
 def test_a_download_is_announced(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lm")
     monkeypatch.setattr(
