@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from lm import logger
 
 _BLOCK_BYTES = 1 << 20
-_MAX_LEVELS = 20  # nested lists and objects in JSON
-_MAX_DIGITS = 30  # whole numbers in JSON; floats can represent them
+_MAX_LEVELS = 20  # levels of lists and objects in JSON
+_MAX_DIGITS = 30  # digits of a whole number in JSON; floats can represent such numbers
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -86,7 +86,7 @@ def _peer_tasks(config: Config, options: StepOptions) -> dict[str, Task]:
     if config.adaptive_softmax_cutoffs:
         peers = ["torch"]  # Only PyTorch has an adaptive softmax. It fails with autocast.
     elif ours["network"] != "lstm" or config.tie_weights or config.optimizer != "sgd":
-        peers = [name for name in peers if name != "tensorflow"]  # its peer has only LSTMs
+        peers = [name for name in peers if name != "tensorflow"]  # untied LSTMs with SGD
     for name in peers:
         task = Task(config, name, shapes=ours["shapes"])
         try:

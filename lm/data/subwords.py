@@ -187,7 +187,7 @@ class _HuggingFace(_Subwords):
         self.tokens = [self._model.id_to_token(i) or "" for i in range(max(ids) + 1)]
         model = json.loads(self._model.to_str())["model"]
         self.name = model["type"].lower()  # such as bpe or unigram
-        self.unk_id = model.get("unk_id")  # only unigram models have this ID
+        self.unk_id = model.get("unk_id")  # only unigram models have this key
         if model.get("unk_token") is not None:
             self.unk_id = self._model.token_to_id(model["unk_token"])
         if model.get("dropout"):

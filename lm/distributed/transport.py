@@ -23,7 +23,7 @@ _TRANSPORTS = {
     },
     "ofi": {"OMPI_MCA_pml": "cm", "OMPI_MCA_mtl": "ofi"},
 }
-_COMPONENTS = {"ucx": "mca:pml:ucx:", "ofi": "mca:mtl:ofi:"}  # lines of ompi_info
+_COMPONENTS = {"ucx": "mca:pml:ucx:", "ofi": "mca:mtl:ofi:"}  # text in the output of ompi_info
 SELECTIONS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_mtl")
 # The providers of libfabric that need a fabric. The other providers use TCP or shared memory.
 _FABRIC_PROVIDERS = {"cxi", "efa", "gni", "opx", "psm2", "verbs"}

@@ -24,7 +24,7 @@ from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.settings import SEARCH_FILE
 
-_RELOAD_SECONDS = 10  # --watch: the browser reloads the page
+_RELOAD_SECONDS = 10  # --watch writes and reloads the page this often
 
 
 @dataclasses.dataclass(frozen=True)

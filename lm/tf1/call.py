@@ -27,7 +27,7 @@ class Call:
         self.names: set[str] = set()  # names of variables
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
         self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
-        self.default_names: collections.Counter = collections.Counter()  # names of these calls
+        self.default_names: collections.Counter = collections.Counter()  # calls with each name
         self.words: tf.Tensor | None = None  # [B, T]: value of placeholders without values
         self.logits: tf.Tensor | None = None  # logits of the program's last cross entropy
         self.scope: tf.VariableScope | None = None

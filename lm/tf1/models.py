@@ -17,7 +17,7 @@ from lm.tf1.call import current_call, replaced
 from lm.tf1.calls import adapt
 from lm.tf1.feeds import cell_classes
 
-_NUM_WORDS = 16  # vocabulary of the graph that only shows the sizes of the state
+_NUM_WORDS = 16  # vocabulary size of the graph that only shows the sizes of the state
 
 
 class Network:

@@ -19,7 +19,7 @@ _ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 class Exactness(NamedTuple):
     """Whether a run is exact, including the steps before it was resumed."""
 
-    arithmetic: Sequence[str]  # for each rank: everything except the record that changes bits
+    arithmetic: Sequence[str]  # for each rank: what can change bits, apart from the record
     exact_with: str | None  # the arithmetic of all steps, or None if the run is not exact
     text: str  # the answer and the reason, for the user
 

@@ -39,7 +39,7 @@ class InitialValues(NamedTuple):
     tensors: Mapping[str, str]  # names of tensors, by the name of the variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
     tables: Mapping[str, Table] = _EMPTY  # for each variable
-    types: Mapping[str, tf.DType] = _EMPTY  # types, if the variable has a different one
+    types: Mapping[str, tf.DType] = _EMPTY  # types that differ from the variable
 
 
 class BroadcastHook(tf.train.SessionRunHook):

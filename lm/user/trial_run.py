@@ -18,7 +18,7 @@ _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are 
 _ROUNDING = 1e-2  # if shapes, and therefore summation orders, differ; mistakes differ more
 _CHECKED = 6  # time steps of a window; each may need a computation of the whole window
 _ROWS = 256  # words per computation of probabilities
-_MAX_ERROR = 1e-3  # for the sum: some programs add a small number to each probability
+_MAX_ERROR = 1e-3  # of the sum of all probabilities: some programs add a small number to each
 _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
 
 
