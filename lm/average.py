@@ -7,8 +7,8 @@
 The command writes a checkpoint with the mean of the weights into the run. Its name contains the
 first and the last step. lm.evaluate, lm.generate, lm.score and lm.export read it with --checkpoint,
 and lm.train with --init_from. A run never resumes from it. If the run averages its weights, the
-command uses the averages. Weights that are not floating-point numbers are those of the last
-checkpoint.
+command uses the averages. Weights that are not floating-point numbers are copied from the
+last checkpoint.
 """
 
 import dataclasses

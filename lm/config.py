@@ -183,8 +183,8 @@ class Config(Checked):
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
     )
     trainable: str = option(
-        "", "train only the weights whose name matches this regular expression, and freeze the"
-        " others (default: train all weights)",
+        "", "train only the weights whose name matches this regular expression, and freeze all"
+        " other weights (default: train all weights)",
     )  # fmt: skip
     scale_lr_by_worker: str = option(
         "none", "multiply the learning rate by 1, sqrt(ranks) or ranks; use none unless batch_size"
@@ -271,8 +271,8 @@ class RunOptions(Checked):
         " its name in the checkpoint (repeatable)", repeatable=True, affects="weights",
     )  # fmt: skip
     new_vocabulary: bool = option(
-        False, "--init_from: build the vocabulary of this text instead of using that of the earlier"
-        " run. Words of both vocabularies keep their weights, and other words are initialized",
+        False, "--init_from: build the vocabulary of this text instead of using the earlier run's."
+        " Words of both vocabularies keep their weights, and other words are initialized",
         affects="weights",
     )  # fmt: skip
     checkpoint_every_steps: int | None = option(

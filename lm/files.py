@@ -49,7 +49,7 @@ def _open_if_regular(path: str, flags: int) -> int:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object from a file that may be damaged, or that somebody else wrote.
+    """Parse a JSON object from a file that may be damaged, or that another user wrote.
 
     Raises:
       ValueError: If the text is not an object, or has too many levels or digits.
@@ -157,7 +157,7 @@ def open_atomically(path: str) -> Iterator[BinaryIO]:
         raise OSError(errno.EINVAL, "not a regular file", path)
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        with open(temporary, "xb") as file:  # does not follow a link that somebody else created
+        with open(temporary, "xb") as file:  # does not follow a link of another user
             yield file
             file.flush()
             os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.

@@ -49,9 +49,9 @@ def option(
       required: Whether the command line must set the field.
       repeatable: Whether the flag of a string may occur several times. Its values are separated by
         spaces in the field.
-      affects: What the value changes: the corpus and its token IDs ("data"), the trained "weights",
-        only the "length" of the training, only the perplexities of an "evaluation", or "nothing" in
-        the results. The class has a default. See `lm.record.may_differ`.
+      affects: The results that the value changes: the corpus and its token IDs ("data"), the
+        trained "weights", only the "length" of the training, only the perplexities of an
+        "evaluation", or "nothing". The class has a default. See `lm.record.may_differ`.
       **limits: The range, as `low` or `above` and `high` or `below`. The bounds `low` and `high`
         are allowed values. Integers have a `high` of MAX_INT by default.
     """

@@ -87,7 +87,7 @@ class RunRecord:
     corpus: CorpusRecord
     config_file: FileRecord | None = None  # None unless the file defines a network or fields
     init_from: InitRecord | None = None  # None if the weights were initialized randomly
-    # What started the run, see lm/distributed/provenance.py. Not part of the run's identity.
+    # The job that started the run (lm/distributed/provenance.py). Not part of the run's identity.
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def upgraded(self, config_class: type[Config] = Config) -> RunRecord:

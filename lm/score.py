@@ -18,7 +18,7 @@ are separated by spaces. At the end, the totals of all texts appear on stderr.
 With --format json, each line is an object with these values, and the last line is an object with
 the field "total".
 
---format kenlm prints what KenLM's program `query` prints, with logarithms to base 10. A word is
+--format kenlm prints the format of KenLM's program `query`, with logarithms to base 10. A word is
 printed as word=ID length log10-probability. The ID is 0 for unknown words, and otherwise the token
 ID plus 1. The length is the number of tokens from the start of the text to the word, including the
 start. Unlike in the columns above, an <unk> in the text counts as unknown too, as in KenLM. The

@@ -119,7 +119,7 @@ def read_complete_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
 
 
 def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
-    """Train a byte-level BPE tokenizer like that of GPT-2."""
+    """Train a byte-level BPE tokenizer like GPT-2's."""
     with needs_extra("tokenizers"):
         from tokenizers import models, trainers
     trainer = trainers.BpeTrainer(

@@ -39,7 +39,7 @@ from lm.options import option
 
 _RANKS = [2**power for power in range(13)]
 _PTB_TOKENS = {"train": 929_589, "valid": 73_760}
-_FORWARD_SHARE = 1 / 3  # of a step: the backward pass has two products for each product
+_FORWARD_SHARE = 1 / 3  # the backward pass has two products for each product of the forward pass
 # stat and open until the first step, counted with `strace -f -c -e trace=%file` (Python 3.11)
 _FILE_OPERATIONS = 26_700
 

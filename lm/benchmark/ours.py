@@ -79,7 +79,7 @@ class _TracedRun:
 
     Attributes:
       seconds: The time of each call without a trace.
-      traces: By the name and the type of each operation, its seconds in each traced call.
+      traces: The seconds in each traced call, for the name and the type of each operation.
     """
 
     def __init__(self, session: tf.Session):

@@ -14,7 +14,7 @@ LSTM_WEIGHTS = ("input_weights", "recurrent_weights", "bias")
 _PTB_VOCAB_SIZE = 10_000
 _WINDOWS = 64  # length of the random corpus
 # A weight that only this network has. The gates of an LSTM layer are ordered i, j, f, o. The other
-# networks are those of configs/config_gru.py and configs/config_transformer.py.
+# networks are defined in configs/config_gru.py and configs/config_transformer.py.
 _WEIGHT_OF = {
     "lstm": "lstm_0/input_weights",
     "gru": "gates/weights",

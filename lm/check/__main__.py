@@ -76,7 +76,7 @@ def _run(command: Sequence[str]) -> None:
                 env=launch.mpirun_environment(),
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
-                start_new_session=True,  # without a terminal, ssh cannot ask for a password
+                start_new_session=True,  # ssh without a terminal cannot wait for a password
                 timeout=TIMEOUT_SECONDS,
             ).returncode
         stderr.seek(0)

@@ -124,7 +124,7 @@ def _read(checkpoint: str) -> Manifest:
     manifest = from_json(Manifest, content, path)
     manifest = dataclasses.replace(manifest, record=manifest.record.upgraded())
     named = _step_of(checkpoint)
-    if named not in (None, manifest.step):  # Somebody renamed it.
+    if named not in (None, manifest.step):  # The directory was renamed.
         raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
     return manifest
 

@@ -83,7 +83,7 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
                     break
             # Wait a moment: a job that was killed may still be ending.
             if time.monotonic() > deadline:
-                # Not a user error: a later attempt may succeed.
+                # This is not a UserError, because a later attempt may succeed.
                 raise RunError(f"another job is using output_dir {path}")
             time.sleep(0.1)
         if is_new:
@@ -105,7 +105,7 @@ def _make(output_dir: str | None, name: str) -> tuple[str, bool]:
         try:
             os.makedirs(path)
             return path, True
-        except FileExistsError:  # Without output_dir, a run started in the same second.
+        except FileExistsError:  # Another run started in the same second.
             if output_dir:
                 os.makedirs(path, exist_ok=True)  # fails if it is not a directory
                 return path, False

@@ -132,7 +132,7 @@ def _locate(
 
 
 def _exists(data_path: str, kind: str) -> bool:
-    # A run of somebody else must not create the corpus in a directory of its choice.
+    # Another user's run must not create the corpus in a directory of its choice.
     place = os.path.join(data_path, "embedded") if kind == "embedded" else data_path
     if kind == "ptb":
         return len(_ptb_in(place)) == len(SPLITS)
@@ -246,7 +246,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
     found = _texts_in(data_path)
-    # PTB must not complete a text of the user. An address asks for PTB beside other files.
+    # PTB must not complete a text of the user. With an address, PTB is loaded next to other files.
     unpublished = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]
         for source in ptb.values()

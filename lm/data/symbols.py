@@ -101,6 +101,6 @@ class Ids(Tokenizer):
         raise UserError("a model of token IDs without a tokenizer cannot read text")
 
 
-# The tokenizers by name: those whose vocabulary is built from the training text, and the others.
+# Tokenizers by name. The vocabulary of a tokenizer in BUILT is built from the training text.
 BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}
 FIXED: Mapping[str, type[Tokenizer]] = {"bytes": Bytes}

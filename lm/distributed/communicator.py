@@ -51,7 +51,7 @@ class Communicator:
         return tensor
 
     def broadcast_variables(self):
-        """Return the fetches that set the global variables of all ranks to those of rank 0."""
+        """Return the fetches that copy rank 0's global variables to all ranks."""
         return []
 
     def concat(self, array: np.ndarray) -> np.ndarray:

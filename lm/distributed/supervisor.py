@@ -100,7 +100,7 @@ class Supervisor:
         return self._begin(name)
 
     def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Begin a phase in which this rank does not wait for other ranks, but for its disk."""
+        """Begin a phase in which this rank waits only for its disk, not for other ranks."""
         return self._begin(name, alone=True)
 
     def preparing(self, name: str) -> contextlib.AbstractContextManager:

@@ -99,7 +99,7 @@ def _draw_unique(
     start = draw(2 * num_sampled, seed), tf.constant(1)
     shapes = tf.TensorShape([None]), tf.TensorShape([])
     drawn, _ = tf.while_loop(is_short, draw_more, start, shapes)
-    classes, index_of_class = tf.unique(drawn)  # in the order of their first draws
+    classes, index_of_class = tf.unique(drawn)  # ordered by their first draws
     is_last = tf.equal(index_of_class, num_sampled - 1)
     num_draws = tf.argmax(tf.cast(is_last, tf.int32), output_type=tf.int32) + 1
     return tf.ensure_shape(classes[:num_sampled], [num_sampled]), num_draws

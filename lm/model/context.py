@@ -20,7 +20,7 @@ from lm.model.variables import Uniform
 _MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
 
 
-# The tokens at which `reset_state` lets the state start anew. The first token that the vocabulary
+# The tokens at which `reset_state` resets the state. The first token that the vocabulary
 # contains is used. Merged tokens of a BPE may contain line ends, too.
 _LINE_ENDS = ("\n", "\u010a")  # GPT-2's vocabulary writes a line end as U+010A
 _SEPARATORS = {
@@ -45,7 +45,7 @@ class VariableUpdate(NamedTuple):
 
 @dataclasses.dataclass
 class Collected:
-    """What the program collects during one use of a network; users do not see it."""
+    """Values that the program collects during one use of a network; users do not see them."""
 
     separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
     added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)  # parts of the loss
@@ -243,8 +243,8 @@ class Context:
     def kept_state(self, inputs_TB: tf.Tensor) -> tf.Tensor | None:
         """Return the factor of the recurrent state before each token, float32 [T, B, 1].
 
-        The factor is 0 if `reset_state` lets the state start at zero at the token, and otherwise 1.
-        If the state never starts anew, the result is None.
+        The factor is 0 if `reset_state` resets the state at the token, and otherwise 1. If the
+        state is never reset, the result is None.
         """
         self._collected.called.add("kept_state")
         if self.config.reset_state == "never":
@@ -346,7 +346,7 @@ class Context:
 
 
 def collected(context: Context) -> Collected:
-    """Return what the program has collected in a context."""
+    """Return the values that the program collected in a context."""
     return context._collected
 
 

@@ -21,7 +21,7 @@ class LocalSums:
     in a step therefore ends the session.
 
     Attributes:
-      of_window: What a window computes: its key, and the ops that hold its tensors.
+      of_window: The fetches of a window: its key, and the ops that hold its tensors.
     """
 
     def __init__(self, window_key: tf.Tensor):
@@ -60,7 +60,7 @@ class LocalSums:
         return take(self._sum_ph)
 
     def adder(self, run: Callable) -> Callable[[Any, Any], Any]:
-        """Return a function that adds two neighbors, which are what was fetched for each."""
+        """Return a function that adds the sums of two neighbors, given their fetched values."""
 
         def add(first: Any, second: Any) -> Any:
             run(self._add_ops, {self._first_ph: first[0], self._second_ph: second[0]})

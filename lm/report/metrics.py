@@ -70,7 +70,7 @@ class RunMetrics(NamedTuple):
 
     @property
     def steps_text(self) -> str:
-        """The steps out of those that the config plans."""
+        """The completed and the planned steps."""
         config, steps_per_epoch = self.record.config, self.start.get("steps_per_epoch", 0)
         planned = config.get("num_steps_total") or config["num_epochs"] * steps_per_epoch
         return f"{self.step:,} of {planned:,}" if planned else f"{self.step:,}"

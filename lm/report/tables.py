@@ -256,7 +256,7 @@ def _matrix(runs: Sequence[RunMetrics]) -> Table:
 def build_differences(
     title: str, values: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Table | None, Table]:
-    """Divide named values, such as the configs of runs, into those that differ and common ones."""
+    """Divide named values, such as the configs of runs, into different and common values."""
     names = dict.fromkeys(name for each in values.values() for name in each)
     texts = {name: [_text(each.get(name)) for each in values.values()] for name in names}
     common = [[name, found[0]] for name, found in texts.items() if len(set(found)) == 1]

@@ -49,7 +49,7 @@ def adapt(function: Callable) -> Callable:
 def v1_behavior() -> Iterator[None]:
     """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations.
 
-    What the program prints goes to stderr, because commands such as `lm.score` print results.
+    Output of the program goes to stderr, because commands such as `lm.score` print results.
     """
     messages, level = tf.get_logger(), tf.logging.get_verbosity()
     messages.addFilter(_forward)
@@ -151,7 +151,7 @@ def create_variable(
             call.new_name(name or "Variable"),
             dtype=value.dtype,
             initializer=value,
-            trainable=trainable and value.dtype.is_floating,  # as TF 1.x, which trains no others
+            trainable=trainable and value.dtype.is_floating,  # TF 1.x trains no other types
         )
 
 

@@ -89,7 +89,7 @@ class Contrib(_Part):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
             part = _Part(f"contrib.{name}", slim, *behind, nest=NEST)
-            return self.__dict__.setdefault(name, part)  # keeps what a config file assigns to it
+            return self.__dict__.setdefault(name, part)  # keeps the assignments of a config file
         return super().__getattr__(name)
 
 

@@ -1,7 +1,7 @@
 """Random numbers of a TF 1.x program: stateless operations instead of stateful ones.
 
 Each operation draws from a seed of the network's context, so results depend only on the seed, the
-step, the call and the rows. In a loop, each iteration has a seed of its own.
+step, the call and the rows. In a loop, each iteration has its own seed.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""When and how a running job saves: rank 0 writes in the background."""
+"""Saves of a running job: rank 0 writes in the background."""
 
 import dataclasses
 import itertools

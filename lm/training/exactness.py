@@ -19,7 +19,7 @@ _ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 class Exactness(NamedTuple):
     """Whether a run is exact, including the steps before it was resumed."""
 
-    arithmetic: Sequence[str]  # for each rank: what can change bits, apart from the record
+    arithmetic: Sequence[str]  # for each rank: everything except the record that can change bits
     exact_with: str | None  # the arithmetic of all steps, or None if the run is not exact
     text: str  # the answer and the reason, for the user
 
@@ -38,7 +38,7 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
         why = f"the steps up to {progress.step:,} {how}"
         logger.warning("%s", why)
     elif why and progress.step and before:
-        cause = why if kernels.available() else kernels.description()  # with the fix
+        cause = why if kernels.available() else kernels.description()  # contains the fix
         step = f"{progress.step:,}"
         logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
     if why:

@@ -24,7 +24,7 @@ _EMPTY = types.MappingProxyType({})
 
 
 class Table(NamedTuple):
-    """A tensor of which only some rows are loaded, for example one row or column per word."""
+    """A tensor whose rows are loaded selectively, for example one row or column per word."""
 
     tensor: str  # name in the checkpoint
     axis: int  # the axis of the rows

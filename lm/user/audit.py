@@ -48,7 +48,7 @@ class UserAudit(Audit):
 
     def __init__(self, network: Network):
         self._network, self._path = network, network.where
-        # The variables of the first call of each function: all, and those that no result needs.
+        # The variables of the first call of each function: all of them, and the unused ones.
         self._first_used: dict[str, tuple[set[str], set[str]]] = {}
 
     def state_parts(self, found: Any) -> dict[str, tuple[list[int], str]]:

@@ -1,4 +1,4 @@
-"""Checks of what the functions of a user's network return."""
+"""Checks of the values that the functions of a user's network return."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

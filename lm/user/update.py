@@ -34,7 +34,7 @@ class UserUpdate:
         self._learning_rate: tf.Tensor | None = None
         self.builds_optimizer = network.defines("build_optimizer")
         self._check_replaced(replaced)
-        # No micro-batch starts at row -1, so these random numbers differ from the network's.
+        # No micro-batch starts at row -1, so the network draws different random numbers.
         self._context = network.context(step=tf.identity(global_step), first_row=-1)
 
     def _check_replaced(self, replaced: Mapping[str, Sequence[str]]) -> None:
@@ -84,7 +84,7 @@ class UserUpdate:
 
     def check(self, train_op: tf.Operation) -> None:
         """Check the operation of the whole update."""
-        for variable in tf.global_variables():  # including those of the user's optimizer
+        for variable in tf.global_variables():  # includes the variables of the user's optimizer
             check_kind(variable)
         self._find_irreproducible(train_op)
         if self._learning_rate is not None and not self._learning_rate.consumers():

@@ -43,7 +43,7 @@ def test_recurrence_in_plain_tensorflow(uses_xla, precision):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("module", [kernels, plain])
-def test_states_of_some_rows_start_anew(module, precision):
+def test_states_of_some_rows_are_reset(module, precision):
     keep_TB1 = np.random.default_rng(0).integers(2, size=(4, 9, 1)).astype(np.float32)
     check_recurrence(module.lstm_recurrence, (4, 9, 33), precision, keep_TB1=keep_TB1)
 

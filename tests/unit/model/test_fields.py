@@ -181,7 +181,7 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
         ("document", ("<|endoftext|>", "\u010a", "a", "b", "c"), [0, 1, 1, 1, 1]),
     ],
 )
-def test_the_state_starts_anew_at_all_tokens_with_a_separator(reset_state, words, expected):
+def test_the_state_is_reset_at_all_tokens_with_a_separator(reset_state, words, expected):
     with tf.Graph().as_default(), tf.Session() as session:
         context = context_of(Rows(0, 5), Config(reset_state=reset_state), words=words)
         found = session.run(context.kept_state(tf.range(5)[None]))
