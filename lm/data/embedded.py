@@ -21,7 +21,7 @@ import numpy as np
 
 from lm.data.splits import SPLITS
 from lm.errors import UserError
-from lm.files import open_atomically, sha256_of, write_atomically, write_json
+from lm.files import open_atomically, sha256_of, write_json
 from lm.options import MAX_SEED, Checked, option
 from lm.record import from_json, read_object
 
@@ -167,8 +167,8 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
         return written
     os.makedirs(directory, exist_ok=True)
     if (_load_truth(directory) or {}).get("options") != dataclasses.asdict(options):
-        # If this process is killed, the empty file shows that the next call may overwrite texts.
-        write_atomically(os.path.join(directory, _TRUTH_FILE), b"")
+        # If this process is killed, this shows that the next call may overwrite texts.
+        write_json(os.path.join(directory, _TRUTH_FILE), {})
     language = random_language(options.seed, options.num_words, options.num_successors)
     sha256, perplexities = {}, {}
     for stream, split in enumerate(SPLITS, 1):
@@ -189,8 +189,11 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
 
 def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPerplexity | None:
     """Return the known perplexity of texts, or None if `write_corpus` did not write them."""
-    truth = _load_truth(directory)
-    if not truth or truth.get("sha256") != sha256:
+    try:
+        truth = _load_truth(directory)
+    except UserError:  # The user's own directory may contain another file of this name.
+        return None
+    if not truth or truth["sha256"] != sha256:
         return None
     return KnownPerplexity(truth["valid_perplexity"], truth["test_perplexity"])
 
@@ -201,29 +204,40 @@ def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity |
     Raises:
       UserError: If a text would be overwritten that this program did not write.
     """
-    truth, truth_path = _load_truth(directory), os.path.join(directory, _TRUTH_FILE)
-    written = (truth or {}).get("sha256", {})
     paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
+    # Another process may be writing the same corpus: first `{}` into `truth.json`, then the texts,
+    # and then the content of `truth.json`. Therefore, `truth.json` is read after the texts.
     sha256 = {split: sha256_of(path) for split, path in paths.items() if os.path.exists(path)}
-    foreign = [paths[split] for split, found in sha256.items() if found != written.get(split)]
-    foreign += [truth_path] if truth == {} else []
-    if foreign and not (truth == {} and os.path.getsize(truth_path) == 0):
-        raise UserError(
-            f"{foreign[0]} is a different corpus and is not overwritten: move it away, or choose a"
-            " different directory"
-        )
+    try:
+        truth = _load_truth(directory)
+    except UserError:
+        raise _different_corpus(os.path.join(directory, _TRUTH_FILE)) from None
+    if truth == {}:
+        return None
+    written = truth["sha256"] if truth else {}
+    for split, found in sha256.items():
+        if found != written.get(split):
+            raise _different_corpus(paths[split])
     is_same = truth and truth["options"] == dataclasses.asdict(options)
     return load_known_perplexity(directory, sha256) if is_same else None
 
 
+def _different_corpus(path: str) -> UserError:
+    return UserError(
+        f"{path} is a different corpus and is not overwritten: move it away, or choose a different"
+        " directory"
+    )
+
+
 def _load_truth(directory: str) -> dict[str, Any] | None:
-    """Return the content of truth.json, {} if it is not valid, or None if it is missing."""
+    """Return the content of truth.json, {} before the texts are complete, or None without it.
+
+    Raises:
+      UserError: If `write_corpus` did not write the file.
+    """
     path = os.path.join(directory, _TRUTH_FILE)
-    try:
-        content = read_object(path)
-        return content and vars(from_json(_Truth, content, path))
-    except UserError:  # The user's own directory may contain another file of this name.
-        return {}
+    content = read_object(path)
+    return content and vars(from_json(_Truth, content, path))
 
 
 def _write_text(path: str, language: Language, sample: Iterator[list[int]]) -> tuple[str, float]:

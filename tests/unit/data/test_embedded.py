@@ -2,8 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
+import os
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -190,6 +194,62 @@ def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
         else:
             (tmp_path / "truth.json").write_text(content)
         assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
+
+
+def _states_of_a_call(directory):
+    """Return the contents of a directory before and after each change by `write_corpus`."""
+    states, replace = [{}], os.replace
+
+    def note(*paths):
+        replace(*paths)
+        states.append({p.name: p.read_bytes() for p in directory.iterdir() if p.suffix != ".tmp"})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", note)
+        embedded.write_corpus(directory, SMALL)
+    return states
+
+
+def _with_change_before_line(moment, change, call):
+    """Call a function, and `change` before the given line of the module; return its lines."""
+    num_lines, previous = 0, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal num_lines
+        if frame.f_code.co_filename != embedded.__file__:
+            return None
+        num_lines += event == "line"
+        if event == "line" and num_lines == moment:
+            change()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+    return num_lines
+
+
+def test_another_process_may_write_the_same_corpus_at_any_time(tmp_path):
+    """Before any line of one call, the other call may have made any number of its changes."""
+    states, path = _states_of_a_call(tmp_path / "whole"), tmp_path / "shared"
+    assert len(states) == 6
+
+    def write(state):
+        for name, content in state.items():
+            (path / name).write_bytes(content)
+
+    for before, after in itertools.combinations(states, 2):
+        for moment in itertools.count(1):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            write(before)
+            change = functools.partial(write, after)
+            load = functools.partial(embedded._load_written, path, SMALL)
+            if _with_change_before_line(moment, change, load) < moment:
+                break
+        assert moment > 5
 
 
 @pytest.mark.parametrize("name", ["train.txt", "valid.txt", "test.txt", "truth.json"])
