@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -11,6 +12,8 @@ hypothesis.settings.load_profile("untimed")
 
 # Hide the messages that TensorFlow prints at startup.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# A shell ignores SIGINT in its background jobs, and their child processes inherit this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Programs that find this variable do not start again to set it. A fork cannot start again.
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 

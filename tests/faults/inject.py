@@ -194,18 +194,19 @@ def stop_in_test(rank):
 
 
 def slow_copy(seconds):
-    """Delay copying the weights of a checkpoint."""
+    """Delay copying the weights of the first checkpoint, which only rank 0 copies."""
     import lm.training.checkpointer
 
     checkpointer = lm.training.checkpointer.Checkpointer
-    original, reader = checkpointer.save, lm.training.checkpointer.transfer.VariableReader
+    save, reader = checkpointer._save, lm.training.checkpointer.transfer.VariableReader
+    groups = reader.groups
 
-    def save(*args):
-        checkpointer.save = original  # add the delay only once
+    def slow_save(*args, **kwargs):
         around(reader, "groups", before=lambda *_: time.sleep(float(seconds)))
-        original(*args)
+        save(*args, **kwargs)
+        checkpointer._save, reader.groups = save, groups
 
-    checkpointer.save = save
+    checkpointer._save = slow_save
 
 
 def slow_disk(seconds):

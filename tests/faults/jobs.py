@@ -33,8 +33,7 @@ class Job:
         self.output_dir = pathlib.Path(output_dir)
         self._mark = new_mark()
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
-        # Two seconds are enough to save a small model.
-        launcher = launcher or (mpirun(num_ranks, end_seconds=2) if num_ranks > 1 else [])
+        launcher = launcher or (mpirun(num_ranks) if num_ranks > 1 else [])
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         env = {**popen.pop("env", {}), **self._mark}
         python = fork_server.python(**env) if forked else [sys.executable]

@@ -86,7 +86,7 @@ def test_an_exception_on_one_rank_is_printed_once(start, tmp_path, fault):
 
 def test_a_rank_that_stops_in_a_command_is_named(start, tmp_path, corpora):
     train_here(tmp_path, *config_flags(corpora), "--hidden_size", 8, "--max_steps", 2, "--noeval")
-    command = [*mpirun(2, end_seconds=1), *fork_server.python(), "-m", "tests.faults.inject"]
+    command = [*mpirun(2), *fork_server.python(), "-m", "tests.faults.inject"]
     command += ["stop_in_evaluation:1", "--run", tmp_path, "--step_timeout_seconds", 3]
     result = run_command(command, environment(INJECT_INTO="lm.evaluate"), timeout=60)
     error = one_error(result, 1, num_ranks=2)

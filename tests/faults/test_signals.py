@@ -9,7 +9,7 @@ import termios
 import pytest
 
 from lm.checkpoint import store
-from tests.commands import train_here
+from tests.commands import mpirun, train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
 # Epochs have 20,000 steps, because the end of an epoch also saves.
@@ -19,8 +19,8 @@ LONG = ("--hidden_size", 8, "--batch_size", 4, "--num_steps", 5, "--num_epochs",
 # Run a command line on two ranks like the scripts in run_scripts/.
 RUN_JOB = [
     "bash", "-euc",
-    'source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job mpirun -np 2 "$@"',
-    "job",
+    'source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job "$@"',
+    "job", *mpirun(2),
 ]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
 
 @pytest.mark.soak
 def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
-    job = start(tmp_path, *LONG, num_ranks=2)
+    job = start(tmp_path, *LONG, launcher=mpirun(2, end_seconds=2))  # long enough to save
     job.wait_for_step(20)
     job.process.terminate()
     returned, output = job.ends()
@@ -91,7 +91,7 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
 @pytest.mark.parametrize(
     "flags, seconds",
     [
-        ((), 8),
+        ((), 4),
         pytest.param(
             ("--config", "config_transformer", "--corpus", "embedded", "--hidden_size", 512,
              "--batch_size", 40, "--num_steps", 70, "--nocheck_network"),
