@@ -13,23 +13,25 @@ from collections.abc import Mapping, Sequence
 
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
-from lm.distributed.launch import mpirun_environment as environment
 from lm.train import parse_flags
 from tests import fork_server
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def mpirun(num_ranks: int, end_seconds: int = 1) -> list[str]:
-    """Return an mpirun command without its program.
+# Seconds between the SIGTERM and the SIGKILL with which mpirun ends its ranks. It waits twice this
+# long even if all ranks have exited, so tests use a short time.
+END_SECONDS = "OMPI_MCA_odls_base_sigkill_timeout"
 
-    Args:
-      num_ranks: Number of ranks.
-      end_seconds: Seconds between the SIGTERM and the SIGKILL with which mpirun ends its ranks.
-        mpirun waits twice this long even if all ranks have exited, so tests use a short time.
-    """
-    timeout = ["-mca", "odls_base_sigkill_timeout", str(end_seconds)]
-    return [*launch.mpirun_command(num_ranks), *timeout]
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a command, with changes."""
+    return launch.mpirun_environment(**{END_SECONDS: "1", **changes})
+
+
+def mpirun(num_ranks: int) -> list[str]:
+    """Return an mpirun command without its program."""
+    return list(launch.mpirun_command(num_ranks))
 
 
 def new_mark() -> dict[str, str]:

@@ -9,7 +9,7 @@ import termios
 import pytest
 
 from lm.checkpoint import store
-from tests.commands import mpirun, train_here
+from tests.commands import END_SECONDS, mpirun, train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
 # Epochs have 20,000 steps, because the end of an epoch also saves.
@@ -79,7 +79,7 @@ def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
 
 @pytest.mark.soak
 def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
-    job = start(tmp_path, *LONG, launcher=mpirun(2, end_seconds=2))  # long enough to save
+    job = start(tmp_path, *LONG, num_ranks=2, env={END_SECONDS: "2"})
     job.wait_for_step(20)
     job.process.terminate()
     returned, output = job.ends()

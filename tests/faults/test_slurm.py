@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
+from lm.distributed.launch import mpirun_environment
+from tests.commands import ROOT, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import check_same_run, config_flags, events, last_step, run, saved_steps
 
 pytestmark = pytest.mark.soak
@@ -30,7 +31,7 @@ class SlurmJob:
 
     def __init__(self, directory, corpora, output_dir, *flags, sbatch=(), **env):
         self.output_dir, self._mark = output_dir, new_mark()
-        self._env = environment(
+        self._env = mpirun_environment(
             SLURM_CONF=f"{directory}/slurm.conf", CONFIG="config_test", **env, **self._mark
         )
         self._console = output_dir.with_suffix(".out")

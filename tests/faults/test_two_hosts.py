@@ -11,8 +11,9 @@ import pytest
 
 from lm import kernels
 from lm.distributed.cores import claim_cores
+from lm.distributed.launch import mpirun_environment
 from tests import machine
-from tests.commands import ROOT, environment, run_command
+from tests.commands import ROOT, run_command
 from tests.faults.jobs import check_same_run, events, last_step, run, saved_steps
 
 pytestmark = [
@@ -114,7 +115,7 @@ def test_scaling_over_two_hosts_is_measured(hosts, tmp_path):
     command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "scaling",
                "--hosts", "lmhost1:1,lmhost2:1", "--ranks", 2, "--config", "config_test",
                "--repeats", 1, "--out", tmp_path]  # fmt: skip
-    done = run_command(command, environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120)
+    done = run_command(command, mpirun_environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\| strong +\| +2 ", done.stdout, re.MULTILINE)
 
@@ -157,7 +158,7 @@ def test_the_resilient_script_continues_without_the_lost_host(start, hosts, corp
     output = tmp_path / "output"
     with open(output, "w") as file:
         process = subprocess.Popen(
-            [str(word) for word in command], env=environment(**env), cwd=ROOT,
+            [str(word) for word in command], env=mpirun_environment(**env), cwd=ROOT,
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
