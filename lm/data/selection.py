@@ -108,14 +108,16 @@ def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokeniz
     Raises:
       UserError: If the config asks for a different tokenizer or vocabulary.
     """
-    if not run_dir or not has_tokenizer(run_dir):
+    # A job that was killed before it wrote the record may have written a part of its tokenizer.
+    record = load_record(run_dir) if run_dir else None
+    if not record or not has_tokenizer(run_dir):
         return None
-    tokenizer, record = saved_tokenizer(run_dir), load_record(run_dir)
+    tokenizer = saved_tokenizer(run_dir)
     for name in ("tokenizer", "vocabulary", "vocab_size", "min_count"):
         given = getattr(config, name)
         if given == getattr(Config(), name):
             continue
-        is_same = record and record.config[name] == given
+        is_same = record.config[name] == given
         if name in ("tokenizer", "vocabulary") and os.path.exists(given):
             is_recorded = is_same
             is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256

@@ -54,6 +54,21 @@ def text(corpora, tmp_path):
     return tmp_path / "text"
 
 
+@pytest.mark.parametrize("left", ["vocabulary.txt", "tokenizer/characters.txt"])
+def test_a_start_that_was_killed_before_it_wrote_the_record_can_be_repeated(tmp_path, text, left):
+    run, tokenizer = tmp_path / "run", "words" if left == "vocabulary.txt" else "characters"
+    (run / left).parent.mkdir(parents=True)
+    (run / left).write_text("")  # the files of a tokenizer are written one after the other
+    flags = (
+        "--config", "config_test", "--corpus", "files", "--data_path", text, "--hidden_size", 8,
+        "--max_steps", 1, "--noeval", "--resume", "--tokenizer", tokenizer, "--min_count", 2,
+    )  # fmt: skip
+    train_here(run, *flags)
+    assert saved_steps(run) == [1]
+    train_here(run, *flags, "--max_steps", 2)  # with the tokenizer of the run
+    assert saved_steps(run)[-1] == 2
+
+
 def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, text):
     """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
