@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -57,7 +58,7 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
 def find_newest(run_dir: str) -> Checkpoint | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint in _intact(reversed(checkpoints)):
+    for checkpoint in _intact(run_dir, reversed):
         return checkpoint
     if checkpoints:  # Starting over could silently discard days of training.
         raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
@@ -74,11 +75,8 @@ def _find_best(run_dir: str) -> Checkpoint:
     lowest = min(last.progress.valid_perplexities, default=found)
     if lowest < found:  # The checkpoint of the best epoch could not be saved, or is corrupt.
         logger.warning(
-            "the best validation perplexity, %.2f, has no usable checkpoint; using step %d, with"
-            " %.2f",
-            lowest,
-            manifests[best].step,
-            found,
+            f"the best validation perplexity, {lowest:.2f}, has no usable checkpoint; using step"
+            f" {manifests[best].step}, with {found:.2f}"
         )
     return Checkpoint(best, manifests[best])
 
@@ -98,15 +96,17 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
 
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
-    return dict(_intact(list_checkpoints(run_dir)))
+    return dict(_intact(run_dir, iter))
 
 
-def _intact(paths: Iterable[str]) -> Iterator[Checkpoint]:
-    for path in paths:
+def _intact(run_dir: str, order: Callable[[list[str]], Iterator[str]]) -> Iterator[Checkpoint]:
+    for path in order(list_checkpoints(run_dir)):
         # A different version is an error: an older checkpoint must not silently replace it.
         try:
             checkpoint = verify(path)
         except CorruptFile as error:
+            if not os.path.lexists(path):  # A run that is still training removed it.
+                return (yield from _intact(run_dir, order))
             logger.warning("skipping a corrupt checkpoint: %s", error)
         else:
             yield checkpoint
@@ -129,7 +129,9 @@ def save(
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, name) if name else path_of(run_dir, manifest.step)
-    temporary = os.path.join(parent, f"{_TEMPORARY}{name or f'{manifest.step:08d}'}")
+    # Only a caller that holds the run's lock may omit the name.
+    unique = f"{name}-{secrets.token_hex(4)}" if name else f"{manifest.step:08d}"
+    temporary = os.path.join(parent, f"{_TEMPORARY}{unique}")
     try:
         with contextlib.suppress(CorruptFile):
             known = known or verify(final).manifest

@@ -61,7 +61,11 @@ def evaluate(
     num_threads = 1 if functions.is_built_in else device.inter_op
 
     with on_all_ranks(comm):
-        run = open_run(directory, checkpoint, functions, **open_options)
+        first = comm.is_rank_0 and open_run(directory, checkpoint, functions, **open_options)
+    # If the run is still training, the other ranks may see a newer checkpoint.
+    directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
+    with on_all_ranks(comm):
+        run = first or open_run(directory, checkpoint, functions, **open_options)
         if eval_batch_size is not None:
             run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
         texts = [load_text(run, split, data_path) for split in splits]

@@ -7,10 +7,11 @@ import pathlib
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import whole
 from lm.errors import RunError
 from lm.record import has_checkpoints
 from tests.commands import run_code
-from tests.unit.checkpoint.saved import save, steps
+from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps
 
 
 def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
@@ -148,3 +149,37 @@ def test_checkpoints_of_diverged_ranks_displace_no_others(tmp_path):
     assert steps(tmp_path) == [2, 3, 4]
     save(tmp_path, 5, keep=1)
     assert steps(tmp_path) == [5]
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_a_run_that_is_training_may_remove_checkpoints_during_a_search(
+    tmp_path, monkeypatch, caplog, which
+):
+    verify, removed = store.verify, []
+    save(tmp_path, 1, 90.0)
+    best = save(tmp_path, 2, 70.0)
+
+    def train_and_verify(path):
+        if path == str(best) and not removed:
+            removed.append(path)
+            save(tmp_path, 3, 60.0)
+            store.remove(path)
+        return verify(path)
+
+    monkeypatch.setattr(store, "verify", train_and_verify)
+    assert store.find(str(tmp_path), which).manifest.step == 3
+    assert removed and not caplog.records
+
+
+def test_processes_without_a_lock_may_write_the_same_average(tmp_path):
+    save(tmp_path, 1)
+    facts = manifest(1)
+
+    def groups():
+        """The other process writes the whole average while this process has begun."""
+        store.save(str(tmp_path), [whole(ARRAYS)], facts, name="average")
+        yield whole(ARRAYS)
+
+    (tmp_path / "checkpoints/tmp-average").mkdir()  # of a killed process
+    saved = store.save(str(tmp_path), groups(), facts, name="average")
+    assert store.verify(saved.path)
