@@ -166,7 +166,9 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     if written:
         return written
     os.makedirs(directory, exist_ok=True)
-    if (_load_truth(directory) or {}).get("options") != dataclasses.asdict(options):
+    truth = _load_truth(directory)
+    # If another process is writing the same corpus, do not replace what it writes at the end.
+    if truth is None or (truth and truth["options"] != dataclasses.asdict(options)):
         # If this process is killed, this shows that the next call may overwrite texts.
         write_json(os.path.join(directory, _TRUTH_FILE), {})
     language = random_language(options.seed, options.num_words, options.num_successors)

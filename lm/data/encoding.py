@@ -247,9 +247,13 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
     # The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
     shutil.rmtree(staging, ignore_errors=True)
-    shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
         os.mkdir(staging, 0o700)  # the umask may let a group write to the files in it
+        # NFS may show an old list of the files until this host changes the directory. Jobs of other
+        # hosts may already use the entry.
+        if encoded := _open_entry(entry, recipe):
+            return encoded
+        shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
         tokenizer, splits = encode_corpus(recipe, staging)
         if not recipe.tokenizer:
             tokenizer.save(staging)

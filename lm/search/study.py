@@ -97,6 +97,7 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
             "cannot resume: the corpus is not the corpus of this search. Give its directory"
             " with --data_path, or start a new search"
         )
+    is_new = not search.settings.corpus
     search = search._replace(settings=dataclasses.replace(search.settings, corpus=corpus))
     try:
         os.makedirs(search.directory, exist_ok=True)
@@ -105,6 +106,8 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
         raise RunError(f"another driver is running the search in {search.directory}") from None
     except OSError as error:
         raise UserError(f"cannot write to output_dir {search.directory}: {error}") from error
+    if is_new and load_settings(search.directory):
+        raise RunError(f"another driver has started a search in {search.directory}")
     with storage_errors(f"the search in {search.directory} is unchanged"):
         return _open(search)
 

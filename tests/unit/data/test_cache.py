@@ -168,6 +168,17 @@ def test_the_entry_of_a_faster_host_is_kept(tmp_path, monkeypatch):
     assert created == [ids.stat().st_ino]
 
 
+def test_an_entry_that_an_old_list_of_files_hides_is_kept(tmp_path, monkeypatch):
+    """NFS may show such a list to a host that waited for the lock of another host."""
+    data_path = write(tmp_path / "d")
+    load_corpus(data_path)
+    [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
+    before = ids.stat().st_mtime_ns
+    monkeypatch.setattr(lm.data.encoding, "_find_entry", lambda *_: None)
+    load_corpus(data_path)
+    assert ids.stat().st_mtime_ns == before
+
+
 def test_files_of_a_killed_process_are_removed(tmp_path):
     data_path = write(tmp_path / "d")
     left = pathlib.Path(lm.data.encoding.private_name(f"{data_path}/.cache/encoding"))

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import pathlib
 import shutil
 import sys
 
@@ -250,6 +251,30 @@ def test_another_process_may_write_the_same_corpus_at_any_time(tmp_path):
             if _with_change_before_line(moment, change, load) < moment:
                 break
         assert moment > 5
+
+
+def test_the_complete_corpus_of_another_process_stays_complete(tmp_path, monkeypatch):
+    *_, incomplete, complete = _states_of_a_call(tmp_path / "whole")
+    path, replace = tmp_path / "shared", os.replace
+
+    def write(state):
+        path.mkdir(exist_ok=True)
+        for name, content in state.items():
+            (path / name).write_bytes(content)
+
+    def check_and_replace(source, target):
+        before = {p.name: p.read_bytes() for p in path.iterdir()}
+        was_complete = before.items() >= complete.items()
+        replace(source, target)
+        assert not was_complete or pathlib.Path(target).read_bytes() != incomplete["truth.json"]
+
+    monkeypatch.setattr(os, "replace", check_and_replace)
+    for moment in range(1, 40):
+        shutil.rmtree(path, ignore_errors=True)
+        write(incomplete)
+        change = functools.partial(write, complete)
+        call = functools.partial(embedded.write_corpus, path, SMALL)
+        assert _with_change_before_line(moment, change, call) > moment
 
 
 @pytest.mark.parametrize("name", ["train.txt", "valid.txt", "test.txt", "truth.json"])

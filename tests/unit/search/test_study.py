@@ -154,6 +154,15 @@ def test_a_file_has_one_driver_at_a_time(search):
     search(stop=start_another)
 
 
+def test_a_search_that_another_driver_started_and_ended_meanwhile_is_unchanged(search):
+    parsed = parse_search(search.command())
+    search(stop=lambda: 0)
+    before = (search.directory / "search.json").read_bytes()
+    with contextlib.ExitStack() as stack, pytest.raises(RunError, match="has started a search"):
+        open_search(*parsed, stack)
+    assert (search.directory / "search.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("line_end", ["", "\nexit()", "\r\x0cexit()", "\u2028exit()"])
 @pytest.mark.parametrize("name", ["config_small", "config_transformer"])
 def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name, line_end):
