@@ -19,8 +19,8 @@ from tests import fork_server
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-# Seconds between the SIGTERM and the SIGKILL with which mpirun ends its ranks. It waits twice this
-# long even if all ranks have exited, so tests use a short time.
+# This variable sets the seconds between SIGTERM and SIGKILL when mpirun ends its ranks.
+# mpirun waits twice this long even if all ranks have exited, so tests use a short time.
 END_SECONDS = "OMPI_MCA_odls_base_sigkill_timeout"
 
 

@@ -129,7 +129,7 @@ def save(
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, name) if name else path_of(run_dir, manifest.step)
-    # Only a caller that holds the run's lock may omit the name.
+    # Callers that give no name hold the run's lock. Others may write at the same time.
     unique = f"{name}-{secrets.token_hex(4)}" if name else f"{manifest.step:08d}"
     temporary = os.path.join(parent, f"{_TEMPORARY}{unique}")
     try:

@@ -167,9 +167,9 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
         return written
     os.makedirs(directory, exist_ok=True)
     truth = _load_truth(directory)
-    # If another process is writing the same corpus, do not replace what it writes at the end.
+    # Do not replace `{}` by `{}`: another process may have completed the file in the meantime.
     if truth is None or (truth and truth["options"] != dataclasses.asdict(options)):
-        # If this process is killed, this shows that the next call may overwrite texts.
+        # If this process is killed, `{}` shows that the next call may overwrite the texts.
         write_json(os.path.join(directory, _TRUTH_FILE), {})
     language = random_language(options.seed, options.num_words, options.num_successors)
     sha256, perplexities = {}, {}
@@ -195,6 +195,12 @@ def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPer
         truth = _load_truth(directory)
     except UserError:  # The user's own directory may contain another file of this name.
         return None
+    return _known_perplexity(truth, sha256)
+
+
+def _known_perplexity(
+    truth: Mapping[str, Any] | None, sha256: Mapping[str, str]
+) -> KnownPerplexity | None:
     if not truth or truth["sha256"] != sha256:
         return None
     return KnownPerplexity(truth["valid_perplexity"], truth["test_perplexity"])
@@ -221,18 +227,18 @@ def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity |
         if found != written.get(split):
             raise _different_corpus(paths[split])
     is_same = truth and truth["options"] == dataclasses.asdict(options)
-    return load_known_perplexity(directory, sha256) if is_same else None
+    return _known_perplexity(truth, sha256) if is_same else None
 
 
 def _different_corpus(path: str) -> UserError:
     return UserError(
-        f"{path} is a different corpus and is not overwritten: move it away, or choose a different"
-        " directory"
+        f"{path} belongs to a different corpus and is not overwritten: move it away, or choose a"
+        " different directory"
     )
 
 
 def _load_truth(directory: str) -> dict[str, Any] | None:
-    """Return the content of truth.json, {} before the texts are complete, or None without it.
+    """Return the content of truth.json, {} while the texts are incomplete, or None if missing.
 
     Raises:
       UserError: If `write_corpus` did not write the file.

@@ -249,8 +249,8 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.mkdir(staging, 0o700)  # the umask may let a group write to the files in it
-        # NFS may show an old list of the files until this host changes the directory. Jobs of other
-        # hosts may already use the entry.
+        # Look again: NFS may show an old list of files until this host changes the directory, and
+        # jobs on other hosts may already use the entry.
         if encoded := _open_entry(entry, recipe):
             return encoded
         shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry

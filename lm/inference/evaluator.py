@@ -62,7 +62,7 @@ def evaluate(
 
     with on_all_ranks(comm):
         first = comm.is_rank_0 and open_run(directory, checkpoint, functions, **open_options)
-    # If the run is still training, the other ranks may see a newer checkpoint.
+    # The other ranks may see a newer checkpoint if the run is still training. All use rank 0's.
     directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
     with on_all_ranks(comm):
         run = first or open_run(directory, checkpoint, functions, **open_options)

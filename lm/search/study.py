@@ -107,7 +107,7 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
     except OSError as error:
         raise UserError(f"cannot write to output_dir {search.directory}: {error}") from error
     if is_new and load_settings(search.directory):
-        raise RunError(f"another driver has started a search in {search.directory}")
+        raise RunError(f"another driver has started {search.directory}; continue it with --resume")
     with storage_errors(f"the search in {search.directory} is unchanged"):
         return _open(search)
 

@@ -176,7 +176,7 @@ def test_processes_without_a_lock_may_write_the_same_average(tmp_path):
     facts = manifest(1)
 
     def groups():
-        """The other process writes the whole average while this process has begun."""
+        """Let another process write the average after this process has begun to write it."""
         store.save(str(tmp_path), [whole(ARRAYS)], facts, name="average")
         yield whole(ARRAYS)
 

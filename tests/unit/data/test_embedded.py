@@ -212,7 +212,11 @@ def _states_of_a_call(directory):
 
 
 def _with_change_before_line(moment, change, call):
-    """Call a function, and `change` before the given line of the module; return its lines."""
+    """Run `call`, and `change` before the `moment`-th line that the module executes.
+
+    Returns:
+      The number of lines that the module executed.
+    """
     num_lines, previous = 0, sys.gettrace()
 
     def trace(frame, event, _):
@@ -283,6 +287,6 @@ def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
     embedded.write_corpus(tmp_path, SMALL)
     (tmp_path / name).write_text("my own words\n")
     before = _contents(tmp_path)
-    with pytest.raises(UserError, match="is a different corpus and is not overwritten"):
+    with pytest.raises(UserError, match="belongs to a different corpus and is not overwritten"):
         embedded.write_corpus(tmp_path, options)
     assert _contents(tmp_path) == before

@@ -158,7 +158,7 @@ def test_a_search_that_another_driver_started_and_ended_meanwhile_is_unchanged(s
     parsed = parse_search(search.command())
     search(stop=lambda: 0)
     before = (search.directory / "search.json").read_bytes()
-    with contextlib.ExitStack() as stack, pytest.raises(RunError, match="has started a search"):
+    with contextlib.ExitStack() as stack, pytest.raises(RunError, match="with --resume"):
         open_search(*parsed, stack)
     assert (search.directory / "search.json").read_bytes() == before
 
