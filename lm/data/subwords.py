@@ -192,9 +192,16 @@ class _HuggingFace(_Subwords):
             self.unk_id = self._model.token_to_id(model["unk_token"])
         if model.get("dropout"):
             self._model.model.dropout = None  # Random merges would differ between hosts.
-        separators = [self._model.token_to_id(name) for name in _SEPARATORS]
-        found = [i for i in separators if i is not None] or self.encode("\n") or [0]
-        self.eos_id = found[0]
+        self.eos_id = self._find_eos_id()
+
+    def _find_eos_id(self) -> int:
+        found: list[int] = []
+        with contextlib.suppress(UserError):
+            found = [i for i in self.encode("\n")[-1:] if i != self.unk_id]
+        separators = [i for i in map(self._model.token_to_id, _SEPARATORS) if i is not None]
+        # Most corpora contain line ends but no <|endoftext|>, whose weights then stay random.
+        is_line_end = self.decode(found) in ("\n", "<0x0A>")
+        return next(iter([*found, *separators] if is_line_end else [*separators, *found]), 0)
 
     def encode(self, text: str) -> list[int]:
         return self._encode([text])[0].ids

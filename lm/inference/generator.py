@@ -226,6 +226,8 @@ class Generator:
             return True
         if how.stop_at_eos and tokens[-1] == self._tokenizer.eos_id:
             return True
+        if how.stop_at_eos and "\n" in self._tokenizer.decode(tokens[-1:]):  # such as ".\n"
+            return True
         return bool(how.stop) and contains_at_end(self._tokenizer, tokens, how.stop)
 
 

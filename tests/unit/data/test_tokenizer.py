@@ -182,8 +182,24 @@ def test_words_are_joined_by_spaces_and_line_ends():
 
 def test_special_tokens_have_one_id(directory):
     tokenizer = load_subwords(str(directory / "bpe.json"))
-    assert tokenizer.encode("a<|endoftext|>b")[1] == tokenizer.eos_id
+    assert tokenizer.tokens[tokenizer.encode("a<|endoftext|>b")[1]] == "<|endoftext|>"
     assert load_subwords(str(directory / "sp.model")).tokens[2] == "</s>"
+
+
+def test_texts_start_after_a_line_end_or_else_after_a_separator(directory, tmp_path):
+    """The corpus may not contain separators, and a model does not learn a token without them."""
+    for name in ("bpe.json", "gpt2"):
+        tokenizer = load_subwords(str(directory / name))
+        assert tokenizer.eos_id == tokenizer.encode("a\n")[-1] != tokenizer.encode("a")[-1]
+    sentence_piece = load_subwords(str(directory / "sp.model"))
+    assert sentence_piece.tokens[sentence_piece.eos_id] == "</s>"
+    words = tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "[SEP]": 2}, unk_token="<unk>")
+    assert save(tmp_path, words).eos_id == 2
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<nl>": 1}, "<unk>"))
+    words.normalizer = tokenizers.normalizers.Replace("\n", "<nl>")
+    words.save(str(tmp_path / "words.json"))
+    assert load_subwords(str(tmp_path / "words.json")).eos_id == 1
+    assert save(tmp_path, tokenizers.models.WordLevel({"a": 0}, unk_token="<unk>")).eos_id == 0
 
 
 @pytest.mark.parametrize("kind", ["bpe.json", "gpt2", "sp.model", "bytes", "characters"])

@@ -6,8 +6,10 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import tokenizers
 
 from lm.config import Config
+from lm.data.subwords import load_subwords
 from lm.data.symbols import Bytes
 from lm.data.tokenizers import Words, split_words
 from lm.data.vocabulary import Vocabulary
@@ -125,6 +127,18 @@ def test_a_text_may_stop_at_the_first_generated_line_end(generator):
     assert stopped == whole[: whole.index("<eos>") + 1]
     pieces = generator.stream("a\nf", Sampling(seed=1, stop_at_eos=True))
     assert [*itertools.islice(pieces, 3)] == ["a", "\n", "f"]
+
+
+def test_a_line_end_may_be_a_part_of_a_token(tmp_path):
+    model = tokenizers.models.BPE({"\u010a": 0, "a": 1, ".": 2, ".\u010a": 3}, [(".", "\u010a")])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "my.json"))
+    write_run(tmp_path / "run", Config(hidden_size=4), load_subwords(str(tmp_path / "my.json")))
+    how = Sampling(num_words=50, num_samples=20, seed=1, stop_at_eos=True)
+    for found in Generator(open_run(tmp_path / "run"), 20).generate(["a"], how):
+        assert found.text.index("\n") == len(found.text) - 1
 
 
 def test_a_text_ends_before_the_stop_text(generator):
