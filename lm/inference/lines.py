@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 
 from lm.data.splits import Source
 from lm.data.text import check_nul, read_blocks
-from lm.data.vocabulary import EOS
 from lm.errors import UserError, error_class
 
 _BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
@@ -70,12 +69,6 @@ def _decode_lines(lines: Iterable[bytes], name: str, first: int) -> Iterator[lis
 def _decode(line: bytes, is_first: bool) -> str:
     try:
         check_nul(line)
-        text = line.decode("utf-8-sig" if is_first else "utf-8")  # remove the byte order mark
+        return line.decode("utf-8-sig" if is_first else "utf-8")  # remove the byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
-    text = text.rstrip("\r")
-    if "\r" in text:
-        raise UserError("line ends of CR only: convert the text with tr '\\r' '\\n'")
-    if EOS in text.split():
-        raise UserError(f"contains {EOS}, which each line end adds: remove it")
-    return text

@@ -71,7 +71,7 @@ def _build_signatures(run: Run, network: Network, rows: int | None) -> dict:
     is_token = tf.greater_equal(ids_ph, 0)
     id_ph = tf.placeholder(tf.int32, [rows], "next_id_ids")
     signatures = {
-        "score_ids": score("ids", ids_ph, tf.maximum(ids_ph, 0), is_token),
+        "score_ids": score("ids", ids_ph, tf.where_v2(is_token, ids_ph, eos_id), is_token),
         "next_id": next_token("ids", id_ph, id_ph),
     }
     if type(run.tokenizer) is Words:

@@ -92,12 +92,22 @@ class Scorer:
         self._session.close()
 
     def _score_batch(self, batch: Sequence[tuple[str, list[int]]]) -> Iterator[Score]:
-        if not batch:
-            return
-        longest = max(len(ids) for _, ids in batch)
+        longest = max((len(ids) for _, ids in batch), default=0)
         targets = np.full([longest, self.rows], self._tokenizer.eos_id, np.int32)
         for row, (_, ids) in enumerate(batch):
             targets[: len(ids), row] = ids
+        # Texts of token IDs may be empty.
+        log_probs = self._log_probs(targets) if longest else np.empty(targets.shape)
+        for row, (sentence, ids) in enumerate(batch):
+            unknown = len(self._tokenizer.unknown(sentence))
+            found = log_probs[: len(ids), row].astype(np.float64)
+            score = Score(sentence, targets[: len(ids), row], found, unknown)
+            if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
+                raise UserError("the network returns NaN: use a different checkpoint")
+            yield score
+
+    def _log_probs(self, targets: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities of the targets, int32 [T, B]."""
         inputs = np.concatenate([np.full_like(targets[:1], self._last_id), targets[:-1]])
         feed = {
             self._inputs_ph: inputs,
@@ -108,10 +118,4 @@ class Scorer:
             log_probs, state = self._session.run(self._results, feed)
         if self._continuous:
             self._state, self._last_id = state, targets[-1, 0]
-        for row, (sentence, ids) in enumerate(batch):
-            unknown = len(self._tokenizer.unknown(sentence))
-            found = log_probs[: len(ids), row].astype(np.float64)
-            score = Score(sentence, targets[: len(ids), row], found, unknown)
-            if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
-                raise UserError("the network returns NaN: use a different checkpoint")
-            yield score
+        return log_probs

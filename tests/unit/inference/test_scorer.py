@@ -5,16 +5,19 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow.compat.v2 as tf2
 
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
+from lm.data.symbols import Bytes, Ids
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import EveryRankError, UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.lines import read_lines
 from lm.inference.nbest import rescore
+from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
 from lm.score import ScoreOptions, Totals, format_score
@@ -171,3 +174,31 @@ def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(tmp_pat
     with pytest.raises(UserError, match=f"^{tmp_path}/text, line 2: not UTF-8: byte 0xff"):
         found.extend(read_lines(str(tmp_path / "text")))
     assert found == [["w1 w2"]]
+
+
+def test_lines_of_exact_tokenizers_contain_all_bytes(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=8), Bytes())
+    content = b"a <eos> b\r\n\r\nc\rd\n"
+    (tmp_path / "text").write_bytes(content)
+    for lines in (True, False):
+        (found,) = evaluate(str(tmp_path / "run"), [str(tmp_path / "text")], lines=lines)
+        assert found["tokens"] == len(content)
+
+
+def test_texts_of_token_ids_may_be_empty(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=8), Ids(10))
+    for continuous in (True, False):
+        scores = list(Scorer(open_run(tmp_path / "run"), 2, continuous).score(["", "5 3", ""]))
+        assert [len(score.log_probs) for score in scores] == [0, 2, 0]
+        assert scores[0].log_prob == 0 > scores[1].log_prob
+
+
+def test_an_export_scores_short_texts_like_the_run(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=8, init_scale=0.8), Bytes())
+    run, texts = open_run(tmp_path / "run"), ["the cat", "a", ""]
+    export(run, str(tmp_path / "exported"))
+    model = tf2.saved_model.load(str(tmp_path / "exported"))
+    rows = [[*text.encode(), *[-1] * (7 - len(text))] for text in texts]
+    found = model.signatures["score_ids"](ids=tf2.constant(rows))
+    expected = [score.log_prob for score in Scorer(run, 3).score(texts)]
+    np.testing.assert_allclose(found["log_probability"], expected, rtol=1e-5)
