@@ -11,6 +11,7 @@ from lm.data.text import Part
 from lm.errors import UserError, error_class, first_line
 
 _BLOCK = 1 << 20  # token IDs
+_ENOUGH = 100  # token IDs; a shorter text may have zeros at all odd positions by chance
 _MAX_DIGITS = 32  # number of characters of a member's name in messages
 
 
@@ -25,6 +26,11 @@ def read_id_files(parts: Sequence[Part], dtype: str, vocab_size: int) -> Iterato
         outside the vocabulary.
     """
     for path in (part.path for part in parts):
+        if path.endswith(".bin") and dtype == "uint16" and vocab_size > 1 << 16:
+            raise UserError(
+                f"{path}: uint16 is too small for a vocabulary of {vocab_size:,} IDs: set"
+                " --token_dtype, for example to uint32"
+            )
         position = 0
         try:
             for ids in _blocks(path, dtype):
@@ -68,7 +74,14 @@ def _read_integers(path: str, dtype: np.dtype) -> Iterator[np.ndarray]:
                     f"{path} does not consist of integers of {dtype.itemsize} bytes: check"
                     " --token_dtype"
                 )
-            yield np.frombuffer(data, dtype)
+            ids = np.frombuffer(data, dtype)
+            is_start = file.tell() == len(data) and len(ids) > _ENOUGH
+            if is_start and dtype.itemsize == 2 and ids.any() and not ids[1::2].any():
+                raise UserError(
+                    f"every second value of {path} is 0, as if its integers had 4 bytes: set"
+                    " --token_dtype uint32"
+                )
+            yield ids
 
 
 def _read_array(name: str, file: Any) -> Iterator[np.ndarray]:

@@ -54,6 +54,15 @@ def test_each_type_of_integer_gives_the_same_ids(tmp_path, dtype):
         assert (corpus.record.kind, corpus.test, len(corpus.tokenizer)) == ("ids", None, 10)
 
 
+def test_a_type_that_does_not_suit_the_integers_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"every second value .* set --token_dtype uint32"):
+        load(tmp_path, "train.bin", IDS.astype("<u4").tobytes())
+    large = Config(vocab_size=65_537)
+    with pytest.raises(UserError, match="uint16 is too small for a vocabulary of 65,537 IDs"):
+        load(tmp_path, "train.bin", IDS.astype("<u2").tobytes(), large)
+    load(tmp_path, "train.bin", IDS.astype("<u2").tobytes(), Config(vocab_size=65_536))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", None, "int32", "uint32", "int64"])
 def test_a_bin_file_contains_little_endian_integers(tmp_path, dtype):
     """The default, uint16, is the format of nanoGPT."""
