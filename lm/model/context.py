@@ -20,12 +20,12 @@ from lm.model.variables import Uniform
 _MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
 
 
-# The tokens at which `reset_state` resets the state. The first token that the vocabulary
-# contains is used. Merged tokens of a BPE may contain line ends, too.
+# The tokens at which `reset_state` resets the state: of each group, the first token that the
+# vocabulary contains. Merged tokens of a BPE may contain line ends, too.
 _LINE_ENDS = ("\n", "\u010a")  # GPT-2's vocabulary writes a line end as U+010A
 _SEPARATORS = {
-    "line": (*_LINE_ENDS, "<0x0A>", "<eos>", "</s>"),
-    "document": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+    "line": (_LINE_ENDS, ("<0x0A>",), ("<eos>",), ("</s>",)),
+    "document": (("<|endoftext|>", "<|end_of_text|>", "</s>"),),
 }
 
 
@@ -249,18 +249,19 @@ class Context:
         self._collected.called.add("kept_state")
         if self.config.reset_state == "never":
             return None
-        names = _SEPARATORS[self.config.reset_state]
-        found = next((name for name in names if name in self.words), None)
-        if found is None:
-            raise UserError(
-                f"reset_state {self.config.reset_state}: the vocabulary has none of the tokens"
-                f" {', '.join(map(repr, names))}"
-            )
+        groups = _SEPARATORS[self.config.reset_state]
+        found = {next((name for name in group if name in self.words), None) for group in groups}
         ids = [
             index
             for index, word in enumerate(self.words)
-            if word == found or (found in _LINE_ENDS and found in word)
+            if word in found or any(end in word for end in found.intersection(_LINE_ENDS))
         ]
+        if not ids:
+            names = ", ".join(repr(name) for group in groups for name in group)
+            raise UserError(
+                f"reset_state {self.config.reset_state}: the vocabulary has none of the tokens"
+                f" {names}"
+            )
         is_kept_TB1 = tf.reduce_all(tf.not_equal(inputs_TB[:, :, None], ids), axis=2, keepdims=True)
         return tf.cast(is_kept_TB1, tf.float32)
 

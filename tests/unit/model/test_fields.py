@@ -176,8 +176,12 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
 @pytest.mark.parametrize(
     "reset_state, words, expected",
     [
-        ("line", ("<eos>", "a", "b\u010a", "\u010a", "\u010a\u010a"), [1, 1, 0, 0, 0]),
-        ("line", ("a", "<eos>", "x<eos>", "</s>", "b"), [1, 0, 1, 1, 1]),
+        ("line", ("<eos>", "a", "b\u010a", "\u010a", "\u010a\u010a"), [0, 1, 0, 0, 0]),
+        ("line", ("a", "<eos>", "x<eos>", "</s>", "b"), [1, 0, 1, 0, 1]),
+        # A SentencePiece model with the 256 bytes
+        ("line", ("<unk>", "<s>", "</s>", "<0x0A>", "a"), [1, 1, 0, 0, 1]),
+        ("line", ("<unk>", "\u010a", "\n", "a", "b"), [1, 1, 0, 1, 1]),  # a letter of Maltese
+        ("document", ("<|endoftext|>", "</s>", "a", "b", "c"), [0, 1, 1, 1, 1]),
         ("document", ("<|endoftext|>", "\u010a", "a", "b", "c"), [0, 1, 1, 1, 1]),
     ],
 )
