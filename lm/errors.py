@@ -12,7 +12,7 @@ ERROR = "lm: error: "  # the start of an error line
 _ADDRESS = re.compile(r"""(\w+://)(?:(?:[^/\s'"]|'"'"')*@)?([^\s'"?]*)(?:\?[^\s'"]*)?""")
 # --api_key VALUE, PASSWORD='VALUE', "Authorization: Bearer VALUE"
 _SECRET = re.compile(
-    r"(?i)((?:password|passwd|secret|token|key|credentials?|authorization)['\"]?[=:\s]\s*"
+    r"(?i)((?:password|passwd|secret|token|(?<!/)key|credentials?|authorization)['\"]?[=:\s]\s*"
     r"(?:bearer\s+|basic\s+)?)(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)"
 )
 _MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph

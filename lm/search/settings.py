@@ -87,12 +87,13 @@ class Settings:
         return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}
 
     def without_secrets(self) -> "Settings":
-        """Leave out run options that contain passwords or keys."""
-        flags = dict(self.flags)
-        for name, value in self.given(RunOptions).items():
-            if without_secrets(str(value)) != str(value):
-                del flags[name]
-        return dataclasses.replace(self, flags=flags)
+        """Leave out the address and the command of a user if they contain passwords or keys."""
+        kept = {
+            name: value
+            for name, value in self.flags.items()
+            if name not in ("data_url", "on_event") or without_secrets(value) == value
+        }
+        return dataclasses.replace(self, flags=kept)
 
 
 def load_settings(directory: str) -> Settings | None:

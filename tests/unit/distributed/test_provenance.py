@@ -38,6 +38,8 @@ def test_the_commit_is_marked_if_files_have_changed(tmp_path):
         ("--on_event 'WANDB_API_KEY=SECRET send'", "--on_event 'WANDB_API_KEY=... send'"),
         ("--password 'SECRET SECRET' b", "--password ... b"),
         ("""-H "Authorization: Bearer SECRET" c""", """-H "Authorization: Bearer ..." c"""),
+        ("X-Auth-Key: SECRET -x", "X-Auth-Key: ... -x"),
+        ("--init_rename 'attn/key=k/key' --seed 1", "--init_rename 'attn/key=k/key' --seed 1"),
         ("--tokenizer words --data_path data/?.txt", "--tokenizer words --data_path data/?.txt"),
     ],
 )

@@ -182,3 +182,12 @@ def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name, line_e
     command = shlex.split(re.search("# (python .*)", source).group(1))
     shown = str(directory).replace(line_end, ascii(line_end)[1:-1])
     assert command[3:] == ["--config", f"{shown}/best.py", f"--data_path={shown}"]
+
+
+def test_only_secrets_are_not_saved(search):
+    flags = ["--init_rename=attn/key=self/key", "--on_event=send --password SECRET"]
+    search(*flags)
+    assert load_settings(str(search.directory)).flags["init_rename"] == "attn/key=self/key"
+    for path in search.directory.rglob("*"):
+        assert path.is_dir() or b"SECRET" not in path.read_bytes()
+    search(flags[1])
