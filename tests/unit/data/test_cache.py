@@ -219,3 +219,15 @@ def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, co
     assert len({out for out, _ in outputs}) == 1
     assert outputs[0][0].strip()
     assert sum("encoding " in err and "/train.txt" in err for _, err in outputs) == 1
+
+
+def test_words_and_characters_with_one_vocabulary_are_different_corpora(tmp_path):
+    (tmp_path / "v.txt").write_text("<eos>\n<unk>\na\nb\nU+0020\n")
+    data_path = write(tmp_path / "d", train="a b\nab\n" * 9)
+    lengths = [
+        len(
+            load_corpus(data_path, Config(tokenizer=name, vocabulary=str(tmp_path / "v.txt"))).train
+        )
+        for name in ("words", "characters", "words")
+    ]
+    assert lengths == [45, 63, 45]
