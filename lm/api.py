@@ -1,6 +1,7 @@
 """Train and use runs from Python and from notebooks. docs/python.md shows examples."""
 
 import functools
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -92,16 +93,27 @@ def open_run(
 
 
 class TrainedRun:
-    """A trained run. It keeps the sessions of earlier calls, so that later calls are fast."""
+    """A trained run. It keeps the sessions of the last calls, so that later calls are fast."""
 
     def __init__(self, run: "Run", allow_changed_config_file: bool):
         self._run, self._allow_changed_config_file = run, allow_changed_config_file
-        self._opened: dict[tuple, Any] = {}  # generators and scorers
+        self._opened: dict[type, tuple[int, Any]] = {}  # the last generator and scorer
+        self._lock = threading.Lock()  # a call may close the session of an earlier call
 
     def _open(self, kind: type, rows: int) -> Any:
-        if (kind, rows) not in self._opened:
-            self._opened[kind, rows] = kind(self._run, rows)
-        return self._opened[kind, rows]
+        opened_rows, opened = self._opened.pop(kind, (rows, None))
+        if opened and opened_rows != rows:  # Each one has a copy of the weights.
+            opened.close()
+            opened = None
+        opened = opened or kind(self._run, rows)
+        self._opened[kind] = rows, opened
+        return opened
+
+    def close(self) -> None:
+        """Free the memory of the sessions."""
+        with self._lock:
+            while self._opened:
+                self._opened.popitem()[1][1].close()
 
     def generate(
         self, prompts: str | Iterable[str] = "", batch_size: int = 32, **sampling: Any
@@ -118,15 +130,17 @@ class TrainedRun:
         rows = max(batch_size, how.beam_size)
         if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
             rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
-        return list(self._open(Generator, rows).generate(prompts, how))
+        with self._lock:
+            return list(self._open(Generator, rows).generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""
         from lm.inference.scorer import Scorer
 
         lines = [lines] if isinstance(lines, str) else lines
-        scorer = self._open(Scorer, batch_size)
-        return list(scorer.score((line.rstrip("\r\n") for line in lines), "line"))
+        lines = [line.rstrip("\n") for line in lines]
+        with self._lock:
+            return list(self._open(Scorer, batch_size).score(lines, "line"))
 
     def evaluate(self, split: str = "valid", **options: Any) -> dict[str, Any]:
         """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.

@@ -17,6 +17,8 @@ finished = train("config_test", **short)
 assert "epoch_seconds" in finished and train("config_test", **short, resume=True) == finished
 assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
 assert run.generate("ba", num_words=20, seed=1)[0] == text
+assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text
+run.close()
 (score,) = run.score(["ba ta be"])
 nll = run.evaluate("my.txt", lines=True)["nll"]
 assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
