@@ -118,7 +118,8 @@ def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokeniz
         if given == getattr(Config(), name):
             continue
         is_same = record.config[name] == given
-        if name in ("tokenizer", "vocabulary") and os.path.exists(given):
+        is_file = name == "vocabulary" or (name == "tokenizer" and given not in (*BUILT, *FIXED))
+        if is_file and os.path.exists(given):
             is_recorded = is_same
             is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256
             if is_recorded and not is_same:

@@ -126,7 +126,7 @@ def test_a_run_uses_the_vocabulary_of_the_run_that_it_starts_from(tmp_path, own_
             prepared(*flags, *flag)
 
 
-def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_text):
+def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_text, monkeypatch):
     """The tokenizer of a run is in its directory."""
     words = tmp_path / "words.txt"
     words.write_text("<eos>\n<unk>\na\n")
@@ -137,6 +137,10 @@ def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_te
     assert first.corpus.tokenizer.tokens == ("<eos>", "<unk>", "a")
     words.unlink()
     assert prepared(*flags, "--resume").record.facts == first.record.facts
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "characters").mkdir()  # not the tokenizer of this name
+    with pytest.raises(UserError, match="differs from tokenizer characters: remove"):
+        prepared(*flags[:-2], "--resume", "--tokenizer", "characters")
     words.write_text("<eos>\n<unk>\nb\n")
     with pytest.raises(UserError, match=r"words.txt has changed since the start of .*: restore or"):
         prepared(*flags, "--resume")
