@@ -3,6 +3,7 @@
 A schedule is a function and an entry of `SCHEDULES`. Its name is a choice of `Config.lr_schedule`.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -109,8 +110,5 @@ def _progress(config: Config, at: Position) -> float:
 
 def _bests(perplexities: Sequence[float]) -> list[bool]:
     """Return for each perplexity whether it is below all earlier perplexities."""
-    best, found = math.inf, []
-    for perplexity in perplexities:
-        found.append(perplexity < best)
-        best = min(best, perplexity)
-    return found
+    best = itertools.accumulate([math.inf, *perplexities], min)
+    return [perplexity < earlier for perplexity, earlier in zip(perplexities, best)]

@@ -24,7 +24,7 @@ class TrainProgress:
     valid_perplexities: tuple[float, ...] = ()  # results of the validations
     valid_steps: tuple[int, ...] = ()  # the step of each validation
     averages_from: int | None = None  # the average starts after this step
-    exact_with: str | None = None  # compiled ops of all steps, if the steps are exact
+    exact_with: str | None = None  # arithmetic of all steps, if the steps are exact
 
     @property
     def last_validation(self) -> int:

@@ -46,8 +46,6 @@ def open_run_dir(
     has the defaults of fields that the class has gained since the run started.
     """
     output_dir, resume = options.output_dir, options.resume
-    if resume and not output_dir:
-        raise UserError("--resume needs --output_dir, the directory of the run to continue")
     path = _make_and_lock(output_dir, record.config["name"], stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):

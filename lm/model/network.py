@@ -50,7 +50,7 @@ class Network:
         functions: NetworkFunctions = BUILT_IN,
         words: Sequence[str] = (),
     ):
-        self._words = tuple(words)  # the vocabulary, which only user-defined networks may need
+        self._words = tuple(words)  # the vocabulary, for `reset_state` and user-defined networks
         self.config, self.vocab_size = functions.resolve(config), vocab_size
         self.where, self.is_built_in = functions.where, functions.is_built_in
         self._functions, self._by_name = functions, functions.by_name or _LSTM

@@ -131,8 +131,8 @@ def _comparable(event: Event, split: str, metric: str, form: str) -> str:
 def _outcomes(groups: Sequence[Group]) -> Table:
     return Table(
         "Outcomes",
-        "Steps: trained and planned by num_epochs. Exact: whether the results are bitwise identical"
-        " on any supported number of ranks.",
+        "Steps: trained and planned. Exact: whether the results are bitwise identical on any"
+        " supported number of ranks.",
         ["run", "outcome", "steps", "starts", "exact"],
         [
             [run.name, run.outcome, run.steps_text, str(len(run.starts)), run.exact]

@@ -162,7 +162,7 @@ def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:
     if current_call().context.training:
         warn_once(
             f"{current_line()}: the program's {type(average).__name__} is not used: set"
-            " --asgd_trigger_epochs to average the weights"
+            " --ema_decay to average the weights"
         )
     return tf.no_op()
 

@@ -108,6 +108,8 @@ def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:
     for name in ("init_partly", "init_rename", "new_vocabulary"):
         if getattr(options, name) and not options.init_from:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
+    if options.resume and not options.output_dir:
+        raise UserError("--resume needs --output_dir, the directory of the run to continue")
     if options.timeline and num_ranks == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
     for setting in settings_that_follow_validation(dataclasses.asdict(config), options):
