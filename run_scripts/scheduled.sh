@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154
 # Source this file in a batch script. run_scheduled COMMAND ARGUMENTS... runs a command with --output_dir and
 # --resume, and ends the script with its exit code. If the time limit or a failure interrupts the command, the
-# job is queued again, at most MAX_REQUEUES times.
+# job is queued again, at most MAX_REQUEUES times without a new checkpoint.
 #
 # Environment: CONFIG, FLAGS (arguments), MAX_REQUEUES (10), FLAGS_FILE (see below), and those of train.sh.
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
 # it adds --seed N.
-# Exit codes: 0 (done), 2 (a mistake that a restart cannot fix), 143 (cancelled), 140 (time limit after the
+# Exit codes: 0 (done), 2 (a mistake or a divergence, which a restart cannot fix), 143 (cancelled), 140 (time limit after the
 #   last requeue, everything saved), 99 (SGE and LSF: queued again). Other codes are failures.
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
@@ -27,8 +27,10 @@ run_scheduled() { # COMMAND ARGUMENTS...
     elif [[ -n $job_index ]]; then
         words=(--seed "$job_index")
     fi
-    # shellcheck disable=SC2086  # FLAGS is a list
-    "$@" --resume ${FLAGS:-} "${words[@]}" || code=$?
+    # shellcheck disable=SC2206  # FLAGS is a list
+    words=("$@" --resume ${FLAGS:-} "${words[@]}")
+    "${words[@]}" || code=$?
+    output_dir=$(printf '%s\n' "${words[@]}" | sed -nE '/^--output_dir$/{n;p}; s/^--output_dir=//p' | tail -n 1)
     # Schedulers may also signal mpirun, which then returns 1.
     [[ $stopped_by != @(130|143) ]] || code=$stopped_by
     case $stopped_by/$code in
@@ -44,13 +46,16 @@ run_scheduled() { # COMMAND ARGUMENTS...
 preempted() { [[ $job == slurm-* && $(scontrol show job "${job#slurm-}") == *" PreemptTime="[0-9]* ]]; }
 
 requeue() {
-    local requeues=runs/.$job.requeues next
+    local requeues=runs/.$job.requeues next checkpoints
     mkdir -p runs
-    if (($(wc -l 2>/dev/null <"$requeues" || echo 0) >= ${MAX_REQUEUES:-10})); then
-        echo "$job: exit code $code, giving up: MAX_REQUEUES=${MAX_REQUEUES:-10}" >&2
+    touch "$requeues"
+    checkpoints=$(find -H "${output_dir:-$OUTPUT_DIR}" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null |
+        sort | cksum) || true
+    if (($(grep -cxF "$checkpoints" "$requeues" || true) >= ${MAX_REQUEUES:-10})); then
+        echo "$job: exit code $code, giving up: no new checkpoint in MAX_REQUEUES=${MAX_REQUEUES:-10} attempts" >&2
         exit "$code"
     fi
-    echo "$(date) exit code $code" >>"$requeues"
+    echo "$checkpoints" >>"$requeues"
     case $job in
         slurm-*) scontrol requeue "${job#slurm-}" ;; # one job of an array has the ID of the whole array
         sge-* | lsf-*) exit 99 ;; # see the scheduler's options in train_sge.sh and train_lsf.sh

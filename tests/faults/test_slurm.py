@@ -180,10 +180,10 @@ def test_a_job_waits_for_a_drained_node_and_resumes(start, submit, tmp_path):
 
 
 @both_launchers
-def test_the_time_limit_requeues_a_job_at_most_max_requeues_times(submit, launcher):
+def test_the_time_limit_requeues_a_job_that_makes_progress(submit, launcher):
     job = submit(*ENDLESS, LAUNCHER=launcher, MAX_REQUEUES="1")
     step = 0
-    for restarts in (0, 1):
+    for restarts in (0, 1, 2):
         job.wait_for_restart(restarts)
         job.set_time_limit(60)
         job.wait_for_step(step + 10)
@@ -193,8 +193,8 @@ def test_the_time_limit_requeues_a_job_at_most_max_requeues_times(submit, launch
         step = last_step(job.output_dir)
         assert saved_steps(job.output_dir)[-1] == step
         assert job.console().count("resumed after step") == restarts
-    assert job.ends() == ("FAILED", "140")
-    assert "giving up: MAX_REQUEUES=1" in job.console()
+    job.wait_for_restart(3)
+    assert "giving up" not in job.console()
 
 
 @both_launchers

@@ -303,7 +303,7 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
         "qrls": 'echo "$@" >>submitted',
     }
     result = launch("train_pbs.sh", 'echo "$@"; exit 140', others, **pbs)
-    assert result.returncode == 140, result.stderr
+    assert (result.returncode, result.stderr) == (140, "")
     assert " -H n1:1,n2:1 " in result.stdout and " --output_dir runs/pbs-7 " in result.stdout
     assert result.stdout.endswith(" --resume --seed 5\n")
     submitted = (tmp_path / "submitted").read_text()
@@ -311,25 +311,34 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     assert (tmp_path / "runs/pbs-8").readlink().name == "pbs-7"
     pbs["PBS_JOBID"] = "8.server"
     result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
-    assert "pbs-8: exit code 140, giving up: MAX_REQUEUES=1" in result.stderr
+    assert "pbs-8: exit code 140, giving up: no new checkpoint in MAX_REQUEUES=1" in result.stderr
     assert (tmp_path / "submitted").read_text() == submitted
+    (tmp_path / "runs/pbs-7/checkpoints/step-00000009").mkdir(parents=True)
+    others["qsub"] = 'echo "$@" >>submitted; echo 9.server'
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
+    assert "giving up" not in result.stderr
+    assert (tmp_path / "submitted").read_text() == submitted + submitted.replace("8.", "9.")
+    pbs["PBS_JOBID"] = "9.server"
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="0", **pbs)
+    assert "pbs-9: exit code 140, giving up" in result.stderr
 
 
-@pytest.mark.parametrize("scheduler", ["sge", "pbs", "lsf"])
-def test_a_job_that_does_not_find_the_project_is_one_line(tmp_path, scheduler):
-    command = [ROOT / f"run_scripts/train_{scheduler}.sh"]
-    result = run_command(command, environment(), 30, cwd=tmp_path)
+@pytest.mark.parametrize(
+    "name",
+    ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],
+)
+def test_a_job_that_does_not_find_the_project_is_one_line(tmp_path, name):
+    result = run_command(["bash", ROOT / "run_scripts" / name], environment(), 30, cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"train_{scheduler}: {tmp_path} is not this project: ")
+    assert result.stderr.startswith(f"{name.split('.')[0]}: {tmp_path} is not this project: ")
 
 
 def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
     with (tmp_path / ".venv/bin/python").open("a") as stand_in:
         stand_in.write('echo "$@"; [ "$2" != lm.search ] || exit ${CODE:-0}\n')
-    # Slurm runs a copy of the script, and knows the path of the original.
-    script = tmp_path / "run_scripts/search_slurm.sbatch"
-    copy = shutil.copy(script, tmp_path / "slurm_script")
-    others = {"scontrol": f'[ "$1" = show ] && echo " Command={script} -a" || echo "$@"'}
+    # Slurm runs a copy of the script.
+    copy = shutil.copy(tmp_path / "run_scripts/search_slurm.sbatch", tmp_path / "slurm_script")
+    others = {"scontrol": 'echo "$@"'}
     (tmp_path / "flags").write_text("--seed 1\n--space 'keep_prob=0.5:1, seed=1:9'\n")
     job = {"FLAGS_FILE": "flags", "SLURM_ARRAY_TASK_ID": "2", "RANKS": "1", **SLURM}
     result = launch(copy, others=others, CODE="140", **job)
