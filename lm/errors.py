@@ -47,6 +47,12 @@ class EveryRankError(RunError):
     on_every_rank = True
 
 
+class Diverged(EveryRankError):
+    """The training has diverged. A restart would fail at the same step."""
+
+    exit_code = UserError.exit_code
+
+
 class Stopped(EveryRankError):
     """All ranks stopped at the same step after a signal."""
 

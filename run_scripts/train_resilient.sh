@@ -13,8 +13,8 @@
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
 #   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
-# Result: exit code 0 when the training is done, or 2 for a mistake in the command line or in these variables,
-#   which a restart cannot fix. After a signal, the exit code is the same as in train.sh. Otherwise, it is the
+# Result: exit code 0 when the training is done, or 2 for a mistake in the command line or in these variables or
+#   a divergence, which a restart cannot fix. After a signal, the exit code is the same as in train.sh. Otherwise, it is the
 #   exit code of the last attempt.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh

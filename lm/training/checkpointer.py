@@ -17,7 +17,7 @@ from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
-from lm.errors import EveryRankError
+from lm.errors import Diverged, EveryRankError
 from lm.model.windows import WindowRunner
 from lm.record import RunRecord
 
@@ -100,7 +100,7 @@ class Checkpointer:
         found = self._writer and transfer.first_not_finite(graph, groups)
         wild = self._comm.gather(found)[0]
         if wild:
-            raise EveryRankError(
+            raise Diverged(
                 f"{wild} is not finite after step {progress.step}, which is not saved: start a new"
                 " run with --init_from an older checkpoint, and a lower learning_rate"
             )

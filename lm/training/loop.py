@@ -17,7 +17,7 @@ from lm.checkpoint.progress import TrainProgress
 from lm.data.symbols import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
-from lm.errors import EveryRankError, Stopped
+from lm.errors import Diverged, EveryRankError, Stopped
 from lm.events.reporter import Reporter
 from lm.model.evaluation import Evaluator
 from lm.model.network import Network
@@ -150,7 +150,7 @@ class Loop:
             found = f"loss is {result.nll.mean:.4g}"
             if result.loss_is_finite:
                 found = f"gradient is {result.grad_norm}"
-            raise EveryRankError(
+            raise Diverged(
                 f"the {found} at step {step + 1}, learning rate {learning_rate:.4g}: lower"
                 " learning_rate or max_grad_norm"
             )
@@ -271,7 +271,7 @@ class Loop:
                 self.session, split, getattr(corpus, split), waiting.gather, waiting.poll
             )
         if not math.isfinite(nll.perplexity):
-            raise EveryRankError(
+            raise Diverged(
                 f"the loss of {split} is {nll.mean:.4g} after step {self.progress.step}, learning"
                 f" rate {self._learning_rate(self.progress.step - 1):.4g}: lower learning_rate or"
                 " max_grad_norm"

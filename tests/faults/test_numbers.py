@@ -20,7 +20,7 @@ FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
 def test_nan_on_one_rank_stops_all_ranks_at_that_step(start, tmp_path):
     flags = (*FLAGS, "--checkpoint_every_steps", 20)
     code, output = start(tmp_path, *flags, num_ranks=2, fault="nan:1:30", forked=True).finish()
-    assert code == 1 and "Traceback" not in output
+    assert code == 2 and "Traceback" not in output
     assert output.count("lm: error: the loss is nan at step 30, learning") == 1
     assert last_step(tmp_path) == 29 and saved_steps(tmp_path) == [20]
 
@@ -37,7 +37,7 @@ def test_a_diverged_run_fails(start, tmp_path, corpora):
     """Its losses are finite, but its perplexities overflow."""
     flags = (*FLAGS, "--learning_rate", 1e30, "--checkpoint_every_steps", 1)
     code, output = start(tmp_path, *flags, forked=True).finish()
-    assert code == 1 and output.count("lm: error: ") == 1 and "Traceback" not in output
+    assert code == 2 and output.count("lm: error: ") == 1 and "Traceback" not in output
     assert output.count("e+29 at step 2, learning rate 1e+30: lower") == 1
     assert last_step(tmp_path) == 1 and saved_steps(tmp_path) == [1]
     with pytest.raises(EveryRankError, match="This run has diverged"):
