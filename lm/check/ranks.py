@@ -83,7 +83,7 @@ def _checks(comm: Communicator) -> Iterator[Result]:
 def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
-        "sharers": count_sharers(comm.local_size),
+        "sharers": count_sharers(comm),
         "backend": comm.backend,
         "transport": comm.transport,
         "fabric": find_fabric(),

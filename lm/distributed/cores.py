@@ -3,9 +3,11 @@
 import contextlib
 import math
 import os
+import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lm.distributed.communicator import Communicator
 from lm.system import stat_fields
 
 _CORES_AT_START = os.sched_getaffinity(0)
@@ -22,7 +24,7 @@ def claim_cores() -> int:
 
     Call this function before TensorFlow or Horovod starts threads, which inherit the cores. Open
     MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
-    binding that the user requested (taskset, srun, mpirun --bind-to) stays.
+    binding that the user requested (taskset, srun, mpirun --bind-to or --map-by ...:PE=N) stays.
     """
     first, count, total = map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":"))
     with contextlib.suppress(OSError):
@@ -33,30 +35,24 @@ def claim_cores() -> int:
     return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
 
 
-def claim_cores_of_rank(local_size: int) -> int:
-    """Claim the cores, and return the number of cores that this rank may use.
+def count_sharers(comm: Communicator) -> int:
+    """Return the number of ranks that share claimed cores with this rank, including itself.
 
     The ranks of a host share its cores, unless the launcher gave each rank separate cores (srun,
-    mpirun --bind-to).
+    mpirun --bind-to). All ranks call this function together.
     """
-    return max(claim_cores() // count_sharers(local_size), 1)
-
-
-def count_sharers(local_size: int) -> int:
-    """Return the number of ranks on this host that share this rank's cores, including itself."""
-    given, parent, shares = set(_given_cores()), os.getppid(), []
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError, IndexError):  # the process just exited
-            if int(stat_fields(pid)[1]) == parent:
-                shares.append(not given.isdisjoint(os.sched_getaffinity(pid)))
-    if len(shares) < local_size:  # each rank has a separate parent process
-        return local_size
-    return max(1, min(sum(shares), local_size))
+    host, own = socket.gethostname(), os.sched_getaffinity(0)
+    cores_of_ranks = comm.gather((host, sorted(own)))
+    same = sum(host == other and not own.isdisjoint(cores) for other, cores in cores_of_ranks)
+    return min(same, comm.local_size)  # Several hosts may have the same name.
 
 
 def _given_cores() -> Collection[int]:
-    bound = "OMPI_MCA_orte_bound_at_launch" in os.environ
-    if not bound or "OMPI_MCA_hwloc_base_binding_policy" in os.environ:
+    requested = (
+        "OMPI_MCA_hwloc_base_binding_policy" in os.environ
+        or ":PE=" in os.environ.get("OMPI_MCA_rmaps_base_mapping_policy", "").upper()
+    )
+    if requested or "OMPI_MCA_orte_bound_at_launch" not in os.environ:
         return _CORES_AT_START
     # Open MPI bound this process by default. Use the cores of the launcher: the first
     # ancestor outside the job. A container may hide the launcher.

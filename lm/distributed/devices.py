@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import claim_cores_of_rank
+from lm.distributed.cores import claim_cores, count_sharers
 from lm.errors import UserError
 from lm.system import without_stderr
 
@@ -47,8 +47,10 @@ def start_tensorflow(
 
     # The first exchange also reports the errors of ranks that did not get this far.
     with on_all_ranks(comm):
-        cores = claim_cores_of_rank(comm.local_size)
-        count = intra_op or cores
+        cores = claim_cores()
+    sharers = count_sharers(comm)
+    count = intra_op or max(cores // sharers, 1)
+    with on_all_ranks(comm):
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
         _keep_conversions()
         # The thread pools of the first session serve all later sessions, even if their configs

@@ -1,6 +1,5 @@
 """A process counts the cores it may use, up to the CPU quota of its container."""
 
-import json
 import math
 import os
 import shlex
@@ -9,7 +8,7 @@ import sys
 import pytest
 
 from lm.distributed import cores
-from tests.commands import environment, run_code, run_command
+from tests.commands import environment, mpirun, run_command
 
 
 @pytest.mark.parametrize(
@@ -51,28 +50,14 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
 
 RANK = """
 import os, sys
-os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-from lm.distributed.cores import claim_cores_of_rank, count_sharers
-print("ready", flush=True)
-sys.stdin.readline()
-print(f"[{claim_cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
-sys.stdin.readline()
-"""
-# Like mpirun, this process is the parent of the ranks and has no other children.
-LAUNCHER = """
-import subprocess, sys
-program, *bindings = sys.argv[1:]
-ranks = [
-    subprocess.Popen([sys.executable, "-c", program, binding], stdin=-1, stdout=-1, text=True)
-    for binding in bindings
-]
-assert [rank.stdout.readline() for rank in ranks] == ["ready\\n"] * len(ranks)
-for rank in ranks:
-    rank.stdin.write("\\n")
-    rank.stdin.flush()
-    print(rank.stdout.readline(), end="")
-for rank in ranks:
-    rank.communicate()
+binding = sys.argv[1 + int(os.environ["OMPI_COMM_WORLD_RANK"])]
+os.sched_setaffinity(0, {int(core) for core in binding.split(",")})
+from lm.distributed.cores import claim_cores, count_sharers
+from lm.distributed.devices import start_tensorflow
+from lm.distributed.launch import connect
+comm = connect()
+start_tensorflow(comm, comm.rank or None)  # the flags of ranks may differ
+os.write(1, b"%d %d %d\\n" % (comm.rank, claim_cores(), count_sharers(comm)))
 """
 
 
@@ -80,12 +65,26 @@ def test_ranks_bound_to_different_cores_do_not_divide_them():
     every = sorted(os.sched_getaffinity(0))
     if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
         pytest.skip("needs two cores, and no quota below its number of cores")
+    # The shell is the parent of a rank, like apptainer.
+    start = [
+        *mpirun(2),
+        "--bind-to",
+        "none",
+        "sh",
+        "-c",
+        '"$@"; true',
+        "-",
+        sys.executable,
+        "-c",
+        RANK,
+    ]
 
     def of_two(*bindings):
-        result = run_code(LAUNCHER, RANK, *(",".join(map(str, bound)) for bound in bindings))
-        return [json.loads(line) for line in result.stdout.splitlines()]
+        command = [*start, *(",".join(map(str, bound)) for bound in bindings)]
+        lines = sorted(run_command(command, environment(), timeout=60).stdout.splitlines())
+        return [[int(number) for number in line.split()[1:]] for line in lines]
 
-    assert of_two(every, every) == [[len(every) // 2, 2]] * 2
+    assert of_two(every, every) == [[len(every), 2]] * 2
     assert of_two(every[:1], every[1:]) == [[1, 1], [len(every) - 1, 1]]
 
 
@@ -109,6 +108,7 @@ COUNT = "import os, lm.distributed.cores as c; os.write(1, b'%d\\n' % c.claim_co
         ("mpirun -np 2", os.cpu_count()),
         ("mpirun -np 2 sh -c '\"$@\"; true' -", os.cpu_count()),
         ("mpirun -np 2 --bind-to core", 1),
+        ("mpirun -np 2 --map-by slot:PE=1", 1),
         ("mpirun -np 2 --bind-to none", os.cpu_count()),
         ("taskset -c {core} mpirun -np 2 --oversubscribe", 1),
     ],
