@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.distributed.communicator import Communicator
-from lm.distributed.launch import is_srun_without_pmix, launched_size
+from lm.distributed.launch import launched_size
 from lm.distributed.transport import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
 from lm.system import script
@@ -60,14 +60,10 @@ class HorovodCommunicator(Communicator):
         with kernels.subnormals_are_zero():
             hvd.init()
         if hvd.size() != size:
-            reason = "it was built for a different MPI; run"
-            reason += f" {script('setup.sh')} with this launcher in PATH"
-            if is_srun_without_pmix():
-                reason = "srun did not connect them; start srun --mpi=pmix, or submit"
-                reason += f" {script('train_slurm.sbatch')} with LAUNCHER=srun"
             raise UserError(
-                f"the launcher started {size} processes, but Horovod sees {hvd.size()}, because"
-                f" {reason}"
+                f"the launcher started {size} processes, but Horovod sees {hvd.size()}, because it"
+                f" was built for a different MPI; run {script('setup.sh')} with this launcher in"
+                " PATH"
             )
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()

@@ -1,6 +1,7 @@
 """The processes that mpirun, srun or horovodrun started, and the commands that start ranks."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import re
@@ -33,6 +34,8 @@ _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # With these variables of a launcher of this process, new ranks would join the job of this process.
 _FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# In the order of their dependencies.
+_OPEN_MPI = ("libopen-pal.so.40", "libopen-rte.so.40", "libmpi.so.40")
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY
 _TICK_SECONDS = 0.5
 
@@ -48,19 +51,13 @@ def launched_rank() -> int:
     return int(next(ranks, "0"))
 
 
-def is_srun_without_pmix() -> bool:
-    """Return whether srun started this process without the interface that Open MPI needs."""
-    sizes = [size for size, _ in _LAUNCHERS if size in os.environ]
-    return sizes[:1] == ["SLURM_STEP_NUM_TASKS"] and "PMIX_RANK" not in os.environ
-
-
 def connect() -> Communicator:
     """Connect to the other ranks, if there are any. Call this function once per process."""
     size = launched_size()
     if size == 1:
         return Communicator()
     claim_cores()  # Horovod's thread inherits the cores of this thread
-    find_open_mpi()
+    use_open_mpi_of_environment()
     import_tensorflow()
     # A single process does not need Horovod, so it is not imported at the top.
     from lm.distributed.horovod import HorovodCommunicator
@@ -68,13 +65,27 @@ def connect() -> Communicator:
     return HorovodCommunicator(size)
 
 
-def find_open_mpi() -> None:
-    """Set the location of Open MPI if it is installed in this Python environment.
+def use_open_mpi_of_environment() -> None:
+    """Use the Open MPI of this Python environment, if it has one.
 
-    Its mpirun sets the location only for ranks on its own host. srun never does.
+    Raises:
+      UserError: If srun started this process without the interface that this Open MPI needs.
     """
-    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+    if not os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
+        return
+    others = {"OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE", "PMIX_RANK"}
+    if "SLURM_STEP_NUM_TASKS" in os.environ and not others & os.environ.keys():
+        raise UserError(
+            "the launcher did not connect the ranks through PMIx: use srun --mpi=pmix, the mpirun"
+            f" of {sys.prefix}, or {script('train_slurm.sbatch')}"
+        )
+    # mpirun sets the location only for ranks on its own host. srun never does.
+    os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+    # In LD_LIBRARY_PATH, which has priority, a module of the cluster may have a different Open MPI
+    # whose libraries have the same names.
+    for library in _OPEN_MPI:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(os.path.join(sys.prefix, "lib", library))
 
 
 def mpirun_above(names: Collection[str] = (*_MPIRUN, "orted")) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 
 from lm.distributed import launch
 from lm.errors import UserError
-from tests.commands import ROOT, run_command
+from tests.commands import ROOT, one_error, run_command, run_module
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,13 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
-@pytest.mark.parametrize("pmix, expected", [((), True), (("PMIX_RANK",), False)])
-def test_srun_without_pmix_is_recognized(monkeypatch, pmix, expected):
-    assert not launch.is_srun_without_pmix()
-    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", *pmix):
-        monkeypatch.setenv(name, "1")
-    assert launch.is_srun_without_pmix() == expected
+@pytest.mark.parametrize("given", [(), ("PMI_SIZE", "PMI_RANK")])
+def test_srun_without_pmix_is_one_line(given):
+    """Open MPI would abort with 20 lines for each rank."""
+    variables = {name: "2" for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", *given)}
+    flags = ["--config", "config_test", "--corpus", "embedded", "--max_steps", 1]
+    result = run_module("lm.train", *flags, env=variables)
+    assert "did not connect the ranks through PMIx: use srun --mpi=pmix" in one_error(result, 2)
 
 
 def test_the_run_scripts_get_the_settings_of_python():
