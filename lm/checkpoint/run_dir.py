@@ -82,7 +82,10 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
             # Wait a moment: a job that was killed may still be ending.
             if time.monotonic() > deadline:
                 # This is not a UserError, because a later attempt may succeed.
-                raise RunError(f"another job is using output_dir {path}")
+                raise RunError(
+                    f"another job is using output_dir {path}. If its host has died, an NFS server"
+                    f" may keep its lock: remove {os.path.join(path, LOCK_FILE)}"
+                )
             time.sleep(0.1)
         if is_new:
             stack.callback(_remove_if_unused, path)
