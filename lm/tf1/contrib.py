@@ -82,6 +82,7 @@ class Contrib(_Part):
             seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
             legacy_seq2seq=nn.seq2seq,
             training=_Part("contrib.training", HParams=HParams),
+            util=_Part("contrib.util", constant_value=tf.get_static_value),
         )
 
     def __getattr__(self, name: str) -> Any:

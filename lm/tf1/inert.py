@@ -117,16 +117,20 @@ def global_step(dtype: Any) -> tf.Tensor:
     """Return the global step as a tensor, because only the trainer may assign to it."""
     call = current_call()
     if call and call.context.training:
-        return tf.cast(call.context.step, dtype)
-    return tf.placeholder(dtype, [], "global_step_outside_of_training")
+        step = tf.identity(tf.cast(call.context.step, dtype))
+    else:
+        step = tf.placeholder(dtype, [], "global_step_outside_of_training")
+    for method in ("assign", "assign_add", "assign_sub", "value", "read_value"):
+        setattr(step, method, lambda *arguments, **options: step)
+    return step
 
 
 def _unless_step(assign: Any) -> Any:
     """Return a version of `tf.assign` or `tf.assign_add` that does not change the global step."""
 
     def assign_unless_step(ref: Any, value: Any, *arguments: Any, **options: Any) -> Any:
-        is_variable = hasattr(ref, "assign")
-        return assign(ref, value, *arguments, **options) if is_variable else ref
+        is_step = isinstance(ref, tf.Tensor)
+        return ref if is_step else assign(ref, value, *arguments, **options)
 
     return assign_unless_step
 

@@ -61,6 +61,11 @@ class Network:
 
         logits, last = self._run(inputs_TB, zero_state, context)
         steps, rows = inputs_TB.shape.as_list()
+        if logits.shape.rank == 3 and logits.shape.as_list()[:2] == [steps, rows] != [rows, steps]:
+            raise UserError(
+                "tf1.network: the logits are [T, B, V]: return"
+                " tf.transpose(logits, [1, 0, 2]) in build"
+            )
         logits_BTV = tf.reshape(logits, [-1 if rows is None else rows, steps, context.vocab_size])
         return tf.transpose(logits_BTV, [1, 0, 2]), dict(zip(state, last))
 

@@ -1,5 +1,6 @@
 """Names of Python 2 and of old versions of NumPy that a TF 1.x program may use."""
 
+import builtins
 import collections
 import inspect
 import re
@@ -28,6 +29,7 @@ def modules() -> dict[str, types.ModuleType]:
         "collections": Namespace("collections", collections, collections.abc),
         "inspect": Namespace("inspect", inspect, getargspec=_getargspec),
         "numpy": Namespace("numpy", np, **_NUMPY),
+        "past.builtins": Namespace("past.builtins", builtins, **BUILTINS),
     }
 
 

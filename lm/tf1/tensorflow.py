@@ -1,5 +1,7 @@
 """The module `tensorflow` of TF 1.x: `tensorflow.compat.v1` with the names that it lost."""
 
+import collections
+import contextlib
 import functools
 import inspect
 import types
@@ -10,7 +12,15 @@ import absl.flags
 import tensorflow
 import tensorflow.compat.v1 as tf
 from tensorflow.python import tf2
-from tensorflow.python.ops import array_ops, gen_training_ops, math_ops, nn_ops
+from tensorflow.python.framework import ops as framework_ops
+from tensorflow.python.ops import (
+    array_ops,
+    control_flow_ops,
+    functional_ops,
+    gen_training_ops,
+    math_ops,
+    nn_ops,
+)
 
 from lm.errors import UserError
 from lm.tf1 import calls, feeds, inert
@@ -69,7 +79,7 @@ class TensorFlow(Namespace):
             scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
-            estimator=Missing("estimator", fix_of),
+            estimator=_Estimator("tensorflow.estimator", Missing("estimator", fix_of)),
             flags=self._flags,
             app=Namespace("tensorflow.app", tf.app, flags=self._flags),
             models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, nn.seq2seq)),
@@ -83,11 +93,13 @@ class TensorFlow(Namespace):
             setattr(self, package, Package(f"tensorflow.{package}"))
         ops = self.python.ops
         ops.nn = Namespace("tensorflow.python.ops.nn", self.nn, nn_ops)
-        reordered = dict(concat=_concat, split=_split)
-        ops.array_ops = Namespace("tensorflow.python.ops.array_ops", array_ops, self, **reordered)
-        ops.math_ops = Namespace("tensorflow.python.ops.math_ops", math_ops, self)
+        for module in (array_ops, control_flow_ops, functional_ops, math_ops):
+            name = module.__name__.rpartition(".")[2]
+            setattr(ops, name, Namespace(module.__name__, module, self))
+        ops.array_ops.concat, ops.array_ops.split = _concat, _split  # see TF 0.x
+        self.python.framework.ops = Namespace(framework_ops.__name__, framework_ops, self)
         for name in RNN_CELLS:  # moved to Keras
-            setattr(ops, name, self.nn.rnn_cell)
+            setattr(ops, name, _InternalCells(f"tensorflow.python.ops.{name}", self.nn.rnn_cell))
         self.python.training.training_ops = _TrainingOps("training_ops", gen_training_ops)
         self.python.util.nest = NEST
         self.python.tf2 = Namespace("tensorflow.python.tf2", tf2, enabled=lambda: False)
@@ -105,6 +117,31 @@ class TensorFlow(Namespace):
         if name == "absl.flags" and module is absl.flags:
             return self._flags
         return Namespace("absl", module, flags=self._flags)
+
+
+class _InternalCells(Namespace):
+    """A module of the classes of cells, which needs tf_keras for names that are not in tf.nn."""
+
+    def _missing(self, name: str) -> Any:
+        with contextlib.suppress(ModuleNotFoundError):
+            from tf_keras.src.layers.rnn import legacy_cells
+
+            if hasattr(legacy_cells, found := {"_LayerRNNCell": "LayerRNNCell"}.get(name, name)):
+                return getattr(legacy_cells, found)
+        return super()._missing(name)
+
+
+class _Estimator(Namespace):
+    """The module `tf.estimator`, which only has what a model function needs."""
+
+    ModeKeys = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
+
+    EstimatorSpec = collections.namedtuple(
+        "EstimatorSpec",
+        "mode predictions loss train_op eval_metric_ops export_outputs training_chief_hooks"
+        " training_hooks scaffold evaluation_hooks prediction_hooks",
+        defaults=[None] * 10,
+    )
 
 
 class _TrainingOps(Namespace):

@@ -149,8 +149,10 @@ import tensorflow as tf
 import tensorflow.contrib.some.deep.path as deep
 from collections import Mapping, OrderedDict
 from no_package.part import used
+from past.builtins import xrange
 from tensorflow.contrib.rnn.python.ops import core_rnn_cell
-from tensorflow.python.ops import rnn_cell
+from tensorflow.python.ops import control_flow_ops, functional_ops, rnn_cell
+from tensorflow.python.ops.rnn_cell_impl import _LayerRNNCell
 
 import no_package
 import old_cells
@@ -171,11 +173,29 @@ except ImportError:
 class Hook(tf.estimator.SessionRunHook, no_package.Base):
     pass
 
+class Scale(_LayerRNNCell):
+    state_size = output_size = 4
+
+    def build(self, shape):
+        self.w = self.add_variable("w", [4])
+
+    def call(self, x, state):
+        return x * self.w, state
+
+def model_fn(x, mode):
+    assert (mode == tf.estimator.ModeKeys.TRAIN) != (mode == tf.estimator.ModeKeys.EVAL)
+    return tf.estimator.EstimatorSpec(mode, predictions=x, loss=None)
+
 @no_package.decorator
 def build(x, is_training):
     print("building")
-    assert not isinstance(x, deep.Cell)
-    return shared.scale(x)
+    assert not isinstance(x, deep.Cell) and list(xrange(2)) == [0, 1]
+    x = control_flow_ops.cond(tf.constant(True), lambda: x, lambda: 2 * x)
+    x = functional_ops.map_fn(lambda row: row, x)
+    scaled, _ = Scale()(tf.reshape(x, [-1, 4]), tf.zeros([1, 4]))
+    x = tf.reshape(scaled, [x.shape[0], -1, 4])
+    mode = tf.estimator.ModeKeys.TRAIN if is_training else tf.estimator.ModeKeys.EVAL
+    return shared.scale(model_fn(x, mode).predictions)
 """
 
 

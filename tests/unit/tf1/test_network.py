@@ -100,6 +100,10 @@ def test_models_train_and_use_their_state(load, caplog, text, call):
     [
         ("model(words, context.vocab_size)", "computes no cross entropy; pass the name"),
         ("model(words, context.vocab_size), logits='y'", "there is no y in logits"),
+        (
+            "model(model.tf.transpose(words), context.vocab_size), logits='logits'",
+            r"the logits are \[T, B, V\]: return tf.transpose\(logits, \[1, 0, 2\]\)",
+        ),
     ],
 )
 def test_missing_parts_are_one_line(load, call, message):
