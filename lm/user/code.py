@@ -33,6 +33,12 @@ _HINTS = (
     ),
     ("not declared to be dynamic", "", "the state of LSTM cells is an LSTMStateTuple(c, h)"),
     (NOT_FED, "", "pass a value for each placeholder to tf1.fed, in the order of their creation"),
+    (
+        "scale must be 1D tensor",
+        "",
+        "TensorFlow's fused layer norm needs a scale [H], not [1, H]; change the shape, or set"
+        " TF_ENABLE_ONEDNN_OPTS=0",
+    ),
     ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),
 )
 

@@ -34,16 +34,16 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
 
 
 def hint_for_words(inputs: Any, *others: Any) -> str:
-    """Return a hint if only the call for single words failed. The calls for windows come first."""
-    if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.as_list()[:1] != [1]:
+    """Return a hint if only the calls for single words, or with an unknown B, failed."""
+    if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.rank != 2:
         return ""
+    steps, rows = inputs.shape.as_list()
     num_steps = others[-1].config.num_steps  # the last argument is the context
-    if num_steps == 1:
-        return ""
-    unknown = (
-        " and an unknown B (lm.export --rows sets B)" if inputs.shape.as_list()[1] is None else ""
-    )
-    return f"; this is the call for single words (T = 1, not num_steps = {num_steps}){unknown}"
+    is_single = steps == 1 != num_steps  # the calls for windows come first
+    kind = f"for single words (T = 1, not num_steps = {num_steps})" if is_single else "for windows"
+    if rows is None:
+        return f"; this is the call {kind} and an unknown B (lm.export --rows sets B)"
+    return f"; this is the call {kind}" if is_single else ""
 
 
 @contextlib.contextmanager
@@ -60,8 +60,9 @@ def one_line_errors(path: str, running: bool = False) -> Iterator[None]:
     except Exception as error:
         if running and not _is_of_network(error):
             raise
-        where = place(path, _frames(error))
-        raise UserError(f"{where}: {short_message(error)}") from error
+        frames = _frames(error)
+        message = short_message(error) + hint(path, frames, str(error))
+        raise UserError(f"{place(path, frames)}: {message}") from error
 
 
 def _is_of_network(error: Exception) -> bool:
