@@ -213,12 +213,10 @@ class Config(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        text = self.adaptive_softmax_cutoffs
-        cutoffs = [int(number) if number.isdecimal() else 0 for number in text.split(",") if text]
-        if any(first >= second for first, second in itertools.pairwise([0, *cutoffs])):
+        if any(first >= second for first, second in itertools.pairwise([0, *self.cutoffs])):
             raise UserError(
                 "adaptive_softmax_cutoffs must be increasing positive integers, such as"
-                f" 2000,20000, not {text!r}"
+                f" 2000,20000, not {self.adaptive_softmax_cutoffs!r}"
             )
         try:
             re.compile(self.trainable)
@@ -230,8 +228,14 @@ class Config(Checked):
             raise UserError(
                 "ema_decay and asgd_trigger_epochs are two averages: choose one of them"
             )
-        if self.adaptive_input and not text:
+        if self.adaptive_input and not self.cutoffs:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
+
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        """The token ID of the first word of each cluster, or () for a full softmax."""
+        text = self.adaptive_softmax_cutoffs
+        return tuple(int(n) if n.isdecimal() else 0 for n in text.split(",") if text)
 
 
 @dataclasses.dataclass(frozen=True)

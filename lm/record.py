@@ -185,14 +185,27 @@ def load_record(run_dir: str) -> RunRecord | None:
     return dataclasses.replace(record, config={**record.config, **_typed(Config, known, path)})
 
 
+def load_existing_record(run_dir: str) -> RunRecord:
+    """Read the record of a run. If there is no run, raise UserError."""
+    record = load_record(run_dir)
+    if record is None:
+        raise UserError(f"{run_dir} is not a run: it has no {RUN_FILE}")
+    return record
+
+
+def needs_config_file(run_dir: str, record: RunRecord) -> UserError:
+    """Return the error for a run whose config file is not given."""
+    return UserError(
+        f"{run_dir} was trained with the network or fields of a config file: add --config"
+        f" {record.config_file.path}"
+    )
+
+
 def recorded_config(run_dir: str) -> dict[str, Any] | None:
     """Return the fields of the config of a run, or None if there is no run."""
     record = load_record(run_dir)
     if record and record.config_file:  # Executing a recorded path would not be safe.
-        raise UserError(
-            f"{run_dir} was trained with the network or fields of a config file: add --config"
-            f" {record.config_file.path}"
-        )
+        raise needs_config_file(run_dir, record)
     path = os.path.join(run_dir, RUN_FILE)
     return record and dataclasses.asdict(from_json(Config, record.config, path))
 

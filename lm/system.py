@@ -8,6 +8,10 @@ import platform
 import random
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of malloc.h
@@ -129,6 +133,23 @@ def import_tensorflow() -> None:
             del sys.modules[name]
         gc.freeze()
         gc.enable()
+
+
+def cpu_session() -> "tf.Session":
+    """Open a session for exchanges and files. It has its own thread, and reserves no GPU memory.
+
+    The session that computes must be the first that creates the thread pools that sessions share.
+    If such a pool has only one thread, a long save would block it.
+    """
+    import tensorflow.compat.v1 as tf
+
+    config = tf.ConfigProto(
+        device_count={"GPU": 0},
+        use_per_session_threads=True,
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=1,
+    )
+    return tf.Session(config=config)
 
 
 @contextlib.contextmanager

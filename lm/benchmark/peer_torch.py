@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lm.bands import cutoffs_of
 from lm.benchmark.workload import LSTM_WEIGHTS, Step, StepResult, network_of
 from lm.config import Config
 
@@ -146,7 +145,7 @@ class LanguageModel(nn.Module):
         self.network = _NETWORKS[network_of(weights)](config, own)
         if self.is_adaptive:
             self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(
-                units, words, cutoffs_of(config), config.adaptive_softmax_factor, head_bias=True
+                units, words, config.cutoffs, config.adaptive_softmax_factor, head_bias=True
             )
         else:
             self.projection = nn.Linear(units, words)

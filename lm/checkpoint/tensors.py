@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.manifest import Checkpoint
 from lm.errors import RunError, first_line
+from lm.system import cpu_session
 
 
 class Part(NamedTuple):
@@ -81,16 +82,8 @@ def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def write_tensors(directory: str, groups: Iterable[Group]) -> None:
     """Write groups of parts. The parts of a tensor must be consecutive."""
-    # Use separate threads: this blocks one thread for as long as the disk takes, and the thread
-    # pool of the training, which sessions share, may have only one.
-    config = tf.ConfigProto(
-        device_count={"GPU": 0},
-        use_per_session_threads=True,
-        intra_op_parallelism_threads=1,
-        inter_op_parallelism_threads=1,
-    )
     prefixes: list[bytes] = []
-    with tf.Graph().as_default(), tf.Session(config=config) as session:
+    with tf.Graph().as_default(), cpu_session() as session:
         for group in groups:
             prefixes.append(os.fsencode(os.path.join(directory, f"group-{len(prefixes)}")))
             placeholders = [tf.placeholder(part.array.dtype, part.array.shape) for part in group]

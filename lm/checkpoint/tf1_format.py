@@ -18,6 +18,7 @@ from lm.checkpoint.tensors import model_path, read_errors
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.functions import NetworkFunctions
+from lm.system import cpu_session
 
 _FILE = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
@@ -93,7 +94,7 @@ class Copy(NamedTuple):
 def write(prefix: str, copies: Sequence[Copy]) -> None:
     """Write a checkpoint of a TF 1.x program, and the file `checkpoint` beside it."""
     names, tensors = [], []
-    with tf.Graph().as_default(), tf.Session() as session:
+    with tf.Graph().as_default(), cpu_session() as session:
         for source, group in groupby(copies, lambda copy: copy.source):
             group = list(group)
             read = tf.raw_ops.RestoreV2(

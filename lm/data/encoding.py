@@ -99,8 +99,7 @@ def encode_source(
     with open(id_path, "wb") as file:
         for block in blocks:
             ids = block.astype(ID_DTYPE)
-            num_unknown += int(np.count_nonzero(ids == UNKNOWN))
-            ids[ids == UNKNOWN] = unk_id
+            num_unknown += _replace_unknown(ids, unk_id)
             file.write(ids.tobytes())
         if not file.tell():
             raise UserError(f"{source.path} does not contain any tokens")
@@ -176,11 +175,17 @@ def _replace_ids(id_path: str, words: Iterable[str], vocabulary: Vocabulary) -> 
     with open(id_path, "r+b") as file:
         while block := file.read(_ID_BLOCK_BYTES):
             ids = new_ids[np.frombuffer(block, ID_DTYPE)]
-            num_unknown += int(np.count_nonzero(ids == UNKNOWN))
-            ids[ids == UNKNOWN] = unk_id
+            num_unknown += _replace_unknown(ids, unk_id)
             file.seek(-len(block), os.SEEK_CUR)
             file.write(ids.tobytes())
     return num_unknown
+
+
+def _replace_unknown(ids: np.ndarray, unk_id: int) -> int:
+    """Replace UNKNOWN in an array, and return its number of occurrences."""
+    is_unknown = ids == UNKNOWN
+    ids[is_unknown] = unk_id
+    return int(np.count_nonzero(is_unknown))
 
 
 class EncodedCorpus(NamedTuple):

@@ -21,7 +21,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.launch import launched_size
 from lm.distributed.transport import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
-from lm.system import script
+from lm.system import cpu_session, script
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 _DEFAULTS = {
@@ -139,7 +139,7 @@ class HorovodCommunicator(Communicator):
         with tf.Graph().as_default(), tf.device("cpu:0"):
             own_ph = tf.placeholder(tf.float32, [size])
             total = self.sum(own_ph, f"probe_{size}")
-            with _cpu_session() as session:
+            with cpu_session() as session:
                 found = session.run(total, {own_ph: own})
         return np.array_equal(found, np.resize(sums[0], size))
 
@@ -151,20 +151,7 @@ class HorovodCommunicator(Communicator):
             payload_ph = tf.placeholder(tf.uint8, [None])
             with tf.device("cpu:0"):
                 joined = self._hvd.allgather(payload_ph, name="concat")
-            return _cpu_session(), payload_ph, joined
-
-
-def _cpu_session() -> tf.Session:
-    """Open a session that reserves no GPU memory."""
-    # Use separate threads: the ranks talk before `start_tensorflow`, whose session must be the
-    # first that creates the shared thread pools.
-    config = tf.ConfigProto(
-        device_count={"GPU": 0},
-        use_per_session_threads=True,
-        intra_op_parallelism_threads=1,
-        inter_op_parallelism_threads=1,
-    )
-    return tf.Session(config=config)
+            return cpu_session(), payload_ph, joined
 
 
 def _set_environment(on_gpu: bool) -> None:

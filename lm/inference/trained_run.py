@@ -23,8 +23,9 @@ from lm.record import (
     RunRecord,
     first_difference,
     from_json,
-    load_record,
+    load_existing_record,
     may_differ,
+    needs_config_file,
 )
 from lm.user.trial_run import NetworkCheck
 
@@ -60,14 +61,9 @@ def open_run(
     if checkpoint == "last" and os.path.exists(os.path.join(directory, MANIFEST)):
         checkpoint = directory
         directory = os.path.dirname(os.path.dirname(os.path.abspath(directory)))
-    record = load_record(directory)
-    if record is None:
-        raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
+    record = load_existing_record(directory)
     if record.config_file and functions.sha256 is None:
-        raise UserError(
-            f"{directory} was trained with the network or fields of a config file: add --config"
-            f" {record.config_file.path}"
-        )
+        raise needs_config_file(directory, record)
     if functions.sha256 and not record.config_file:
         raise UserError(
             f"{directory} was trained without a network or fields of a config file: leave out"

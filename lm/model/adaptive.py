@@ -18,13 +18,13 @@ Shapes: N tokens, H units of the outputs, E units of the embedding, S words of t
 W words and K units of a cluster or band, V words in total, T time steps, B rows.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.bands import band_shapes, cutoffs_of
 from lm.config import Config
 from lm.model.ops import Ops
 
@@ -46,17 +46,34 @@ class AdaptiveWeights(NamedTuple):
     is_tied: bool = False
     head_projection: tf.Tensor | None = None  # [H, E] if tied and H differs from E
 
+    def head_inputs(self, outputs_NH: tf.Tensor, ops: Ops) -> tf.Tensor:
+        if self.head_projection is None:
+            return outputs_NH
+        return ops.matmul(outputs_NH, self.head_projection)
+
+
+def _band_shapes(config: Config, units: int, vocab_size: int) -> list[list[int]]:
+    """Return the shape [W, K] of the head's words, and of the words of each cluster.
+
+    `units` are the units of the head.
+    """
+    edges = itertools.pairwise((0, *config.cutoffs, vocab_size))
+    return [
+        [end - first, max(units // config.adaptive_softmax_factor**band, 1)]
+        for band, (first, end) in enumerate(edges)
+    ]
+
 
 def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights:
     """Create the weights in the current variable scope, or find them again."""
     clusters = []
-    for c, shape in enumerate(band_shapes(config, hidden, vocab_size)[1:]):
+    for c, shape in enumerate(_band_shapes(config, hidden, vocab_size)[1:]):
         with tf.variable_scope(f"cluster_{c}"):
             projection = tf.get_variable("projection", [hidden, shape[1]])
             clusters.append(Cluster(projection, tf.get_variable("words", shape)))
-    size = cutoffs_of(config)[0] + len(clusters)
+    size = config.cutoffs[0] + len(clusters)
     head = tf.get_variable("weights", [hidden, size])
-    return AdaptiveWeights(cutoffs_of(config), head, tf.get_variable("bias", [size]), clusters)
+    return AdaptiveWeights(config.cutoffs, head, tf.get_variable("bias", [size]), clusters)
 
 
 def get_tied_weights(
@@ -80,7 +97,7 @@ def get_tied_weights(
     head = reduce_separately(tf.concat([bands[0], cluster_rows], axis=0))
     projection = tf.get_variable("projection", [hidden, units]) if hidden != units else None
     bias = tf.get_variable("bias", [words + len(clusters)])
-    return AdaptiveWeights(cutoffs_of(config), head, bias, clusters, True, projection)
+    return AdaptiveWeights(config.cutoffs, head, bias, clusters, True, projection)
 
 
 def get_embedding(
@@ -90,7 +107,7 @@ def get_embedding(
 
     Return the table [W, K] of each band, and the projections of all bands, [sum of K, E].
     """
-    shapes = band_shapes(config, units, vocab_size)
+    shapes = _band_shapes(config, units, vocab_size)
     bands = [
         tf.get_variable(f"band_{band}", shape, initializer=initializer)
         for band, shape in enumerate(shapes)
@@ -134,11 +151,8 @@ def cross_entropy(
     cutoffs = weights.cutoffs
     cluster_N = tf.searchsorted(cutoffs, targets_N, side="right") - 1  # -1: a word of the head
     head_targets_N = tf.where(cluster_N < 0, targets_N, cutoffs[0] + cluster_N)
-    head_inputs_NE = outputs_NH
-    if weights.head_projection is not None:
-        head_inputs_NE = ops.matmul(outputs_NH, weights.head_projection)
     loss, nll_N = ops.cross_entropy(
-        head_inputs_NE,
+        weights.head_inputs(outputs_NH, ops),
         weights.head,
         weights.head_bias,
         head_targets_N,
@@ -200,9 +214,7 @@ def _gather_parts(x_NH: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor
 
 def log_probs(weights: AdaptiveWeights, outputs_NH: tf.Tensor, ops: Ops) -> tf.Tensor:
     """Return the natural log-probabilities of all words, float32 [N, V]."""
-    head_inputs_NE = outputs_NH
-    if weights.head_projection is not None:
-        head_inputs_NE = ops.matmul(outputs_NH, weights.head_projection)
+    head_inputs_NE = weights.head_inputs(outputs_NH, ops)
     product = ops.matmul(head_inputs_NE, weights.head, transpose_b=weights.is_tied)
     head_logits = tf.nn.bias_add(product, weights.head_bias)
     words = weights.cutoffs[0]

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import tensorflow.compat.v1 as tf
 
-from lm.bands import cutoffs_of
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import adaptive
@@ -31,7 +30,7 @@ class OutputLayer:
         self._where = f"{where}: build_outputs"  # for messages
         self.table: tf.Variable | None = None  # the embedding, if tied
         self._bands: Sequence[tf.Variable] = ()  # the tables of an adaptive input
-        self._cutoffs = cutoffs_of(config)
+        self._cutoffs = config.cutoffs
         if config.tie_weights and self._cutoffs and not config.adaptive_input:
             raise UserError("tie_weights with adaptive_softmax_cutoffs needs adaptive_input")
         if self._cutoffs and self._cutoffs[-1] >= vocab_size:

@@ -12,7 +12,7 @@ import numpy as np
 from lm.checkpoint.manifest import list_checkpoints
 from lm.errors import UserError, printable
 from lm.events.read import Event, describe_damage, iterate_events
-from lm.record import RUN_FILE, RunRecord, load_record
+from lm.record import RUN_FILE, RunRecord, load_existing_record
 
 _EVENTS = "validation", "epoch", "test"
 
@@ -170,9 +170,7 @@ def num_ranks_text(count: int) -> str:
 
 def read_run(directory: str) -> RunMetrics:
     """Read the record and the events of a run."""
-    record = load_record(directory)
-    if record is None:
-        raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
+    record = load_existing_record(directory)
     starts, events, steps = [], [], _Columns("step")
     kept = {"start": starts, "step": steps, **dict.fromkeys(_EVENTS, events)}
     damaged: dict[int, str] = {}

@@ -11,8 +11,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__
 
 BASE = set(
     (
-        "bands logger errors files options config functions gemm_peak record perplexity schedule"
-        " system"
+        "logger errors files options config functions gemm_peak record perplexity schedule system"
     ).split()
 )
 # The packages that each part of lm/ may import, in addition to itself and the base.

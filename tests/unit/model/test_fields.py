@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.bands import cutoffs_of
 from lm.checkpoint.manifest import verify
 from lm.checkpoint.transfer import VariableLoader
 from lm.config import Config
@@ -82,7 +81,7 @@ def all_log_probs(config, weights, top):
 
 def adaptive_log_probs(config, weights, top):
     """Return the log-probabilities of an adaptive softmax (Grave et al. 2017)."""
-    first, last = cutoffs_of(config)
+    first, last = config.cutoffs
     if config.tie_weights:
         words = [weights[f"embedding/band_{band}"] for band in range(3)]
         head = tf.transpose(tf.concat([words[0], weights["softmax/clusters"]], axis=0))
