@@ -80,7 +80,8 @@ def test_decoding_returns_any_text(tokenizer, kind, text):
     text = f"{text}<|endoftext|>{text}"
     ids = tokenizer[kind].encode(text)
     assert tokenizer[kind].decode(ids) == text
-    assert tokenizer[kind].eos_id in ids
+    assert tokenizer[kind].tokens.index("<|endoftext|>") in ids
+    assert tokenizer[kind].tokens[tokenizer[kind].eos_id] == "\u010a"  # a line end
 
 
 def test_frequent_words_are_tokens(tokenizer):

@@ -25,7 +25,9 @@ from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from tests.unit.model.networks import fields_read_by
 
-WITHOUT_FIELD = {"precision", "virtual_ranks", "adaptive_softmax_cutoffs"}  # see `measure`
+WITHOUT_FIELD = {  # see `measure`
+    "precision", "virtual_ranks", "adaptive_softmax_cutoffs", "adaptive_softmax_factor",
+}  # fmt: skip
 CONFIG = Config(hidden_size=12, num_layers=3, num_steps=5, batch_size=4)
 VOCAB_SIZE = 50
 
