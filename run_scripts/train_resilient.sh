@@ -14,8 +14,8 @@
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
 #   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
 # Result: exit code 0 when the training is done, or 2 for a mistake in the command line or in these variables or
-#   a divergence, which a restart cannot fix. After a signal, the exit code is the same as in train.sh. Otherwise, it is the
-#   exit code of the last attempt.
+#   a divergence, which a restart cannot fix. After a signal, the exit code is the same as in train.sh.
+#   Otherwise, it is the exit code of the last attempt.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
