@@ -93,7 +93,7 @@ def open_run(
 
 
 class TrainedRun:
-    """A trained run. It keeps the sessions of the last calls, so that later calls are fast."""
+    """A trained run. It keeps the last generator and scorer, so that later calls are fast."""
 
     def __init__(self, run: "Run", allow_changed_config_file: bool):
         self._run, self._allow_changed_config_file = run, allow_changed_config_file
@@ -101,11 +101,11 @@ class TrainedRun:
         self._lock = threading.Lock()  # a call may close the session of an earlier call
 
     def _open(self, kind: type, rows: int) -> Any:
-        opened_rows, opened = self._opened.pop(kind, (rows, None))
-        if opened and opened_rows != rows:  # Each one has a copy of the weights.
-            opened.close()
-            opened = None
-        opened = opened or kind(self._run, rows)
+        opened_rows, opened = self._opened.pop(kind, (None, None))
+        if opened_rows != rows:
+            if opened:
+                opened.close()  # Each one has a copy of the weights.
+            opened = kind(self._run, rows)
         self._opened[kind] = rows, opened
         return opened
 

@@ -193,7 +193,7 @@ def load_existing_record(run_dir: str) -> RunRecord:
     return record
 
 
-def needs_config_file(run_dir: str, record: RunRecord) -> UserError:
+def missing_config_file(run_dir: str, record: RunRecord) -> UserError:
     """Return the error for a run whose config file is not given."""
     return UserError(
         f"{run_dir} was trained with the network or fields of a config file: add --config"
@@ -205,7 +205,7 @@ def recorded_config(run_dir: str) -> dict[str, Any] | None:
     """Return the fields of the config of a run, or None if there is no run."""
     record = load_record(run_dir)
     if record and record.config_file:  # Executing a recorded path would not be safe.
-        raise needs_config_file(run_dir, record)
+        raise missing_config_file(run_dir, record)
     path = os.path.join(run_dir, RUN_FILE)
     return record and dataclasses.asdict(from_json(Config, record.config, path))
 

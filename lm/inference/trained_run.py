@@ -25,7 +25,7 @@ from lm.record import (
     from_json,
     load_existing_record,
     may_differ,
-    needs_config_file,
+    missing_config_file,
 )
 from lm.user.trial_run import NetworkCheck
 
@@ -63,7 +63,7 @@ def open_run(
         directory = os.path.dirname(os.path.dirname(os.path.abspath(directory)))
     record = load_existing_record(directory)
     if record.config_file and functions.sha256 is None:
-        raise needs_config_file(directory, record)
+        raise missing_config_file(directory, record)
     if functions.sha256 and not record.config_file:
         raise UserError(
             f"{directory} was trained without a network or fields of a config file: leave out"
