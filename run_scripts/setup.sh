@@ -108,7 +108,7 @@ if [[ ! -e $venv ]]; then
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
     [[ $USE_GPU == 0 ]] || need_cuda
-    [[ -z $host_mpi || $mpi != openmpi ]] || say "not using $host_mpi: installing Open MPI 4" >&2
+    [[ -z $host_mpi || $mpi != openmpi ]] || say "$(command -v mpirun) is not Open MPI 4: installing Open MPI 4" >&2
     say "installing $tensorflow $tensorflow_version into $venv (Python ${python#* }, about a minute)"
     "${python% *}" -m venv "$venv"
     install pip

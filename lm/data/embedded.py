@@ -167,7 +167,7 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
         return written
     os.makedirs(directory, exist_ok=True)
     truth = _load_truth(directory)
-    # Do not replace `{}` by `{}`: another process may have completed the file in the meantime.
+    # If the file contains `{}`, do not write it again: another process may have completed it since.
     if truth is None or (truth and truth["options"] != dataclasses.asdict(options)):
         # If this process is killed, `{}` shows that the next call may overwrite the texts.
         write_json(os.path.join(directory, _TRUTH_FILE), {})

@@ -110,7 +110,9 @@ _Counts = tuple[Mapping[str, int], Mapping[str, int]]
 
 def _read_slurm() -> _Counts:
     if "SLURM_HET_SIZE" in os.environ:  # The variables describe only the first component.
-        raise UserError("heterogeneous Slurm jobs are not supported: submit one component")
+        raise UserError(
+            "heterogeneous Slurm jobs are not supported: submit a job with one component"
+        )
     hosts = expand_hosts(_variable("SLURM_JOB_NODELIST"))
     # Like srun, start one rank per node if the user requested no number of tasks.
     tasks = [1] * len(hosts)

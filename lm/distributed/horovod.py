@@ -62,8 +62,8 @@ class HorovodCommunicator(Communicator):
         if hvd.size() != size:
             raise UserError(
                 f"the launcher started {size} processes, but Horovod sees {hvd.size()}, because it"
-                f" was built for a different MPI; run {script('setup.sh')} with this launcher in"
-                " PATH"
+                f" was built for a different MPI; use the mpirun of {sys.prefix}, or delete this"
+                f" directory and run {script('setup.sh')} with your Open MPI 4 in PATH"
             )
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()

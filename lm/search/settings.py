@@ -87,7 +87,7 @@ class Settings:
         return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}
 
     def without_secrets(self) -> "Settings":
-        """Leave out the address and the command of a user if they contain passwords or keys."""
+        """Leave out `data_url` and `on_event` if they contain passwords or keys."""
         kept = {
             name: value
             for name, value in self.flags.items()
