@@ -64,7 +64,9 @@ run_search() {
     local config=${CONFIG:-config_small} output_dir
     [[ " $* " != *" --"@(output_dir|config)[\ =]* ]] || fail "set OUTPUT_DIR and CONFIG, not --output_dir and --config"
     output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
-    if [[ ! -e $output_dir/search.json ]]; then
+    if [[ -e $output_dir/search.json ]]; then
+        set -- --config "$output_dir/config.py" "$@" # defines flags that "$@" may contain
+    else
         set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
             ${PARALLEL:+--parallel_trials "$PARALLEL"} \
             --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"

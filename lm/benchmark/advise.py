@@ -15,8 +15,8 @@ exchange needs as many hops with recursive halving and doubling (Thakur, Rabense
 "Optimization of collective communication operations in MPICH", 2005). open_mpi_rules.conf selects
 this algorithm for three or more ranks and messages of at least 64 KB. The model assumes that
 computation and exchange do not overlap, which is the worst case on a cluster. If all ranks share
-the cores of one host (`--cores`), they take turns: step(N) is multiplied by N threads / cores
-if this factor is greater than 1.
+the cores of one host (`--cores`), they take turns: step(N) is multiplied by N threads / cores,
+or by N if one rank has more threads than there are cores, if this factor is greater than 1.
 
 The prediction for each number of ranks also contains the part of the step that limits it
 (computation, latency or bandwidth), the share of an epoch in which rank 0 evaluates PTB's

@@ -50,7 +50,8 @@ def build_step(
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     division = training.divide_rows(rows, device, is_built_in)
     with tf.Graph().as_default():
-        network = Network(config, vocab_size, functions, [f"w{i}" for i in range(vocab_size)])
+        words = ["<eos>", *(f"w{i}" for i in range(1, vocab_size))]  # reset_state needs <eos>
+        network = Network(config, vocab_size, functions, words)
         graph = training.build_train_graph(network, comm, division)
         runner = WindowRunner(graph.window, rows, division.num_threads)
         # Like lm.train, finalize the graph and broadcast the weights.

@@ -135,8 +135,12 @@ def _read_runs(paths):
     """Return the readable runs, and the errors of the others."""
     from lm.report.metrics import find_runs, read_run
 
-    runs, errors = [], []
+    directories: dict[str, str] = {}
     for directory in itertools.chain.from_iterable(map(find_runs, paths)):
+        # A requeued PBS job adds a link to its run.
+        directories.setdefault(os.path.realpath(directory), directory)
+    runs, errors = [], []
+    for directory in directories.values():
         try:
             runs.append(read_run(directory))
         except ProgramExit as error:

@@ -15,6 +15,7 @@ _ROWS = {
     "products": "products",
     "scaling": "rows",
     "advise": "predictions",
+    "trace": "parts",
 }
 _BARS = {  # column of a row -> title
     "ms_per_step": "Milliseconds per step",

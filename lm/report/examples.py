@@ -38,10 +38,12 @@ def text_part(title: str, predictions: Iterable["Prediction"]) -> Part:
 def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator[Part]:
     """Yield the start of the validation text and a sample of the best run of each section.
 
-    Runs without a checkpoint or a corpus are left out, and so is licensed text by default.
+    Runs without a checkpoint or a corpus and networks of config files are left out. Licensed text
+    is left out by default.
     """
     for section in sections:
-        runs = [run for run in section.runs if run.checkpoint_steps]
+        # A network in a config file is not executed, because a report may be of anyone's runs.
+        runs = [r for r in section.runs if r.checkpoint_steps and not r.record.config_file]
         if not runs:
             continue
         run = min(runs, key=lambda run: run.valid_perplexity)

@@ -2,6 +2,8 @@
 
 import array
 import glob
+import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -31,9 +33,12 @@ class RunMetrics(NamedTuple):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The common facts of a group of runs: the config, and the config file if it matters."""
+        """The common facts of a group: the config, and files that change the network or weights."""
         file = self.record.config_file
         files = {"config_file": file.sha256, **file.loaded} if file else {}
+        if init := self.record.init_from:
+            checksums = json.dumps(init.sha256, sort_keys=True)
+            files["init_from"] = hashlib.sha256(checksums.encode()).hexdigest()
         return {**self.record.config, **{name: value[:12] for name, value in files.items()}}
 
     @property

@@ -1,5 +1,6 @@
 "use strict";
-// The state survives a reload: the choices of the reader, the zoom of the plots, and open details.
+// The state survives a reload: the choices of the reader, the zoom of the plots of runs, and open
+// details.
 const stateKey = "lm.report " + location.pathname;
 const state = JSON.parse(sessionStorage.getItem(stateKey) || "{}");
 const property = (element) => ({ SELECT: "value", DETAILS: "open" }[element.tagName] || "checked");

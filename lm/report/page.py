@@ -71,7 +71,7 @@ def write_file(path: str, content: bytes) -> None:
 
 def _printable(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value, kept="\n")
+        return printable(value, kept="\n\t\N{NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}")
     return value
 
 

@@ -76,11 +76,10 @@ class _Curves:
         self._meta = {
             "run": index,
             "name": plain_text(run.name),
-            "epochs": 1 / (run.start.get("steps_per_epoch") or math.nan),
             "tokens": run.tokens_per_step,
         }
-        if not math.isfinite(self._meta["epochs"]):
-            del self._meta["epochs"]
+        if steps_per_epoch := run.start.get("steps_per_epoch"):
+            self._meta["epochs"] = 1 / steps_per_epoch
         self._color, dashes = line_style(index)
         self._line_style = {"color": self._color, "dash": _DASHES[dashes]}
 

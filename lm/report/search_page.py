@@ -14,7 +14,14 @@ from lm.errors import ProgramExit, printable
 from lm.report.comparison import group_by_corpus
 from lm.report.metrics import RunMetrics, read_run
 from lm.report.tables import Table
-from lm.search.results import STATES, best_command, epochs_of, perplexity_of, short_text
+from lm.search.results import (
+    STATES,
+    best_command,
+    epochs_of,
+    perplexity_of,
+    short_text,
+    values_text,
+)
 from lm.search.settings import BEST_FILE, TRIALS_DIR, SearchOptions, load_settings, trial_dir
 from lm.search.study import FAILURE, best_trials
 
@@ -98,10 +105,9 @@ def _best_runs(directory: str, study: optuna.Study) -> list[RunMetrics]:
     """Return the runs of the best trials. Their names contain the values of the search."""
     runs = []
     for trial in best_trials(study)[:_MAX_CURVES]:
-        values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.params.items())
         with contextlib.suppress(ProgramExit):  # Somebody may have removed the run.
             run = read_run(trial_dir(directory, trial.number))
-            runs.append(run._replace(label=f"trial {trial.number:04d}: {values}"))
+            runs.append(run._replace(label=f"trial {trial.number:04d}: {values_text(trial)}"))
     return runs
 
 

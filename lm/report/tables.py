@@ -69,7 +69,8 @@ def headline(section: Section) -> str:
     run = min(section.runs, key=lambda run: run.valid_perplexity)
     valid = run.tested_epoch
     if "valid_perplexity" not in valid:
-        return f"No run has a validation yet. {run.name} has trained {run.steps_text} steps."
+        steps = f"{run.name} has trained {run.steps_text} steps."
+        return f"No run has validated a whole epoch yet. {steps}"
     text = f"{run.name} reaches a validation perplexity of {valid['valid_perplexity']:.2f}"
     if "valid_bits_per_byte" in valid:
         text += f" ({_comparable(valid, 'valid', 'bits_per_byte', '.4f')} bits per byte)"

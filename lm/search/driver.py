@@ -50,6 +50,7 @@ class Driver:
         num_slots = len(slots_of_trials)
         logger.info("searching: %d trials, %d at a time, in %s", num_trials, num_slots, directory)
         with storage_errors(f"the running trials are saved; {self._resume}"):
+            self._signals.defer()  # a stop waits until the running trials are saved
             try:
                 while unfinished := count_unfinished(self._study, num_trials):
                     idle = [slots for slots in slots_of_trials if slots not in self._running]

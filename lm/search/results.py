@@ -71,8 +71,12 @@ def progress_line(trial: FrozenTrial) -> str:
     """Return a log line about a trial that has ended."""
     line = f"trial {trial.number} {STATES[trial.state]} after {epochs_of(trial)} epochs"
     result = trial.user_attrs.get(FAILURE) or f"valid perplexity {perplexity_of(trial)}"
-    values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.params.items())
-    return f"{line}: {result} ({values})"
+    return f"{line}: {result} ({values_text(trial)})"
+
+
+def values_text(trial: FrozenTrial) -> str:
+    """Return the names and the values of the hyperparameters of a trial."""
+    return ", ".join(f"{name} {short_text(value)}" for name, value in trial.params.items())
 
 
 def epochs_of(trial: FrozenTrial) -> str:

@@ -107,16 +107,18 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     """Parse a command line, and add the earlier flags of a resumed search."""
     arguments = _parse(argv[1:])
     directory = arguments[SearchDirectory].output_dir
-    settings = load_settings(directory)
+    settings, given = load_settings(directory), _flags(arguments)
     if settings is None:
-        return arguments, Settings("", _flags(arguments))
+        return arguments, Settings("", given)
     if not arguments[SearchDirectory].resume:
         raise UserError(
             f"output_dir {directory} already contains a search; continue it with --resume, or"
             " choose a different directory"
         )
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
-    arguments = _parse([f"--config={copy}", *as_flags(earlier), *argv[1:]])
+    # Flags that may be repeated add up, so an earlier value must not precede a given one.
+    kept = {name: value for name, value in earlier.items() if name not in given}
+    arguments = _parse([f"--config={copy}", *as_flags(kept), *argv[1:]])
     file = arguments.config_file
     if file.sha256 != sha256_of(copy) or not file.loaded.is_copied_to(directory):
         raise UserError(

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from lm.benchmark.step_time import PEERS
+from lm.report.benchmarks import read_benchmark
 from tests.commands import events, run_module
 
 TINY = (
@@ -104,12 +105,14 @@ def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
 
 def test_a_trace_divides_a_step_among_its_operations(tmp_path):
     # Dropout of recurrent weights adds a second set of gradients.
-    trace = benchmark(tmp_path, "trace", "--recurrent_keep_prob", 0.5, "--keep_prob", 0.5)[0]
+    flags = ("--recurrent_keep_prob", 0.5, "--keep_prob", 0.5, "--reset_state", "line")
+    trace = benchmark(tmp_path, "trace", *flags)[0]
     parts = {
         (row["part"], row["operations"].partition(" ")[0]): row["ms"] for row in trace["parts"]
     }
     assert sum(parts.values()) < 2 * trace["ms_per_step"]
     assert parts["output layer, forward", "LmSoftmax"] > 0
+    assert read_benchmark(*map(str, tmp_path.glob("*.json"))).rows == trace["parts"]
     assert parts["network, backward", "LmDropout"] > 0 and ("update", "LmDropout") not in parts
 
 

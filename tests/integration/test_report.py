@@ -78,6 +78,7 @@ def test_an_unreadable_run_does_not_stop_the_report(tmp_path):
         write_run(tmp_path / "runs" / name)
     (tmp_path / "runs/b/run.json").write_text("[]")
     (tmp_path / "runs/other").mkdir()
+    (tmp_path / "runs/d").symlink_to("a")  # the next job of a run under PBS
     result = run_module("lm.report", "gone", "runs", cwd=tmp_path)
     assert result.returncode == 2 and result.stdout.count("| runs/") == 4
     first, last = result.stderr.splitlines()

@@ -92,6 +92,20 @@ def test_the_script_rejects_flags_that_are_environment_variables(project, flag):
     assert result.returncode == 2 and "set OUTPUT_DIR and CONFIG" in result.stderr
 
 
+def test_the_script_resumes_a_search_with_a_flag_of_its_config_file(project, tmp_path):
+    (tmp_path / "text.txt").write_text("a b c d e f g h\n" * 3000)
+    script = [
+        project / "run_scripts/search.sh", "--nomemory", "--num_heads", 2, "--hidden_size", 8,
+        "--num_layers", 1, "--max_steps", 1, "--trials", 1, "--ranks_per_trial", 1,
+        "--data_path", tmp_path / "text.txt",
+    ]  # fmt: skip
+    env = environment(CONFIG="config_transformer", OUTPUT_DIR=str(tmp_path / "search"))
+    assert run_command(script, env, 200).returncode == 0
+    again = run_command([*script, "--resume"], env, 100)
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1 trials: 1 finished." in again.stdout
+
+
 def test_an_invalid_search_is_one_line_and_creates_nothing(tmp_path):
     result = run_module(
         "lm.search", "--space", "keep_prob=0:1", "--output_dir", tmp_path / "search"

@@ -1,11 +1,13 @@
 """Comparison of runs, from hand-written metrics."""
 
+import dataclasses
 import json
 
 import pytest
 
 from lm.cli.markdown import epochs_text
 from lm.errors import UserError
+from lm.record import InitRecord
 from lm.report.comparison import (
     comparable_sets,
     compare,
@@ -84,11 +86,15 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
         write_run(tmp_path / f"{number}", config={**CONFIG, "seed": seed}, test=test)
         for number, (seed, test) in enumerate([(1, 50.0), (1, 50.0), (2, 52.0), (3, 54.0)])
     ]
+    tuned = write_run(tmp_path / "tuned", config={**CONFIG, "seed": 4})
+    record = dataclasses.replace(tuned.record, init_from=InitRecord("a", {"model.data": "1"}))
+    runs.append(tuned._replace(record=record))
     shorter = write_run(tmp_path / "shorter", config={**CONFIG, "seed": 9}, test=None)
     runs.insert(0, shorter._replace(events=shorter.events[:1]))
     tables = build_tables(group_by_config(runs))
     (seeds,) = (table for table in tables if table.title == "Seeds")
-    assert seeds.rows == [["small", "3", "1.50", "90.00 ± 0.00", "80.50 ± 0.00", "52.00 ± 2.00"]]
+    means = ["90.00 ± 0.00", "80.50 ± 0.00", "52.00 ± 2.00"]
+    assert seeds.rows == [["small (init_from=None)", "3", "1.50", *means]]
 
 
 def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(tmp_path):

@@ -27,8 +27,9 @@ def page_of(runs):
 
 
 def test_the_page_is_self_contained(tmp_path):
-    config = {**CONFIG, "name": "<script>alert(1)</script>"}
+    config = {**CONFIG, "name": "<script>alert(1)</script>\x1b\u3000"}
     page = page_of([write_run(tmp_path / "a & b", config=config)])
+    assert "&lt;/script&gt;\ufffd\u3000" in page
     assert "<script>alert" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
     assert "src=" not in page and "href=" not in page
     with pytest.raises(UserError, match=r"^cannot write /dev/null/x \(File exists\); .* --html$"):
@@ -134,7 +135,9 @@ def test_extreme_and_missing_numbers_have_a_page(tmp_path):
     write_record(tmp_path / "empty")
     (tmp_path / "empty/metrics.jsonl").write_text("")
     runs = [read_run(str(tmp_path / name)) for name in ("a", "empty")]
-    assert "1.7e+308" in page_of(runs) and "No run has a validation yet" in page_of(runs[1:])
+    assert "1.7e+308" in page_of(runs) and "No run has validated a whole epoch yet" in page_of(
+        runs[1:]
+    )
     draw_sections(group_by_corpus(runs), str(tmp_path / "curves"))
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from lm.distributed.signals import Signals
 from lm.search import driver
 from lm.search.driver import Driver
 from lm.search.settings import parse_search
@@ -34,21 +35,26 @@ epoch 1; epoch 2; end finished
 
 @pytest.fixture
 def search(tmp_path, corpora, monkeypatch):
-    """Return a function that runs a search of learning rates, with code for the trainer."""
+    """Return a function that runs a search of learning rates, with code for the trainer.
+
+    `on_tick` is called before each turn of the driver.
+    """
     monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
     trainer = tmp_path / "python"
 
-    def run(*flags, body="", stop=lambda: 0):
+    def run(*flags, body="", on_tick=lambda: None):
         trainer.write_text(TRAINER.format(body=body))
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
         with contextlib.ExitStack() as stack:
             found = open_search(*parse_search(run.command(*flags)), stack)
 
-            class Signals:
-                stop = property(lambda self: stop())
+            class Observed(Driver):
+                def _tick(self):
+                    on_tick()
+                    super()._tick()
 
-            Driver(found, Signals()).run()
+            Observed(found, stack.enter_context(contextlib.closing(Signals()))).run()
         return found.study
 
     def command(*flags):

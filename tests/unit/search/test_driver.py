@@ -1,6 +1,7 @@
 """The driver and the jobs of its trials."""
 
 import itertools
+import os
 import signal
 import subprocess
 
@@ -147,9 +148,14 @@ def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts,
 
 
 def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
-    started = search.directory / "trials/0000/starts"
+    started, turns = search.directory / "trials/0000/starts", itertools.count()
+
+    def press():
+        if started.exists() and next(turns) == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
     with pytest.raises(Stopped, match="--resume") as caught:
-        search(body=WAIT, stop=lambda: signal.SIGINT if started.exists() else 0)
+        search(body=WAIT, on_tick=press)
     assert caught.value.exit_code == 130
     assert starts(search, 0)[1:] in (["saved"], [])  # the signal may kill it before it trains
     assert states(search()) == [COMPLETE] * 3
@@ -193,7 +199,6 @@ def test_a_trial_waits_for_its_previous_job(search):
     def release():
         if next(turns) == 20:
             holder.stdin.close()
-        return 0
 
-    assert states(search(stop=release)) == [COMPLETE] * 3
+    assert states(search(on_tick=release)) == [COMPLETE] * 3
     assert starts(search, 0) == ["left", "start"] and holder.wait() == 0

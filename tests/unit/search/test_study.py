@@ -149,14 +149,13 @@ def test_a_file_has_one_driver_at_a_time(search):
     def start_another():
         with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
             open_search(*parse_search(search.command()), stack)
-        return 0
 
-    search(stop=start_another)
+    search(on_tick=start_another)
 
 
 def test_a_search_that_another_driver_started_and_ended_meanwhile_is_unchanged(search):
     parsed = parse_search(search.command())
-    search(stop=lambda: 0)
+    search()
     before = (search.directory / "search.json").read_bytes()
     with contextlib.ExitStack() as stack, pytest.raises(RunError, match="with --resume"):
         open_search(*parsed, stack)
@@ -190,4 +189,4 @@ def test_only_secrets_are_not_saved(search):
     assert load_settings(str(search.directory)).flags["init_rename"] == "attn/key=self/key"
     for path in search.directory.rglob("*"):
         assert path.is_dir() or b"SECRET" not in path.read_bytes()
-    search(flags[1])
+    search(*flags)
