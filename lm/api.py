@@ -11,7 +11,7 @@ from lm.config_file import load_config_file
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.launch import connect, launched_rank
 from lm.errors import UserError
-from lm.events.logs import start_console
+from lm.events.logs import keep_early_lines, start_console
 from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
@@ -43,9 +43,12 @@ def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
 
     if not logger.handlers:
         start_console(launched_rank())
+    keep_early_lines()
     file = load_config_file(config)
     options, fields = {}, {}
     for name, value in settings.items():
+        if name == "timeline":  # must be known before the first connection of this process
+            raise UserError("timeline is only possible with python -m lm.train")
         if name in RunOptions.__dataclass_fields__:
             options[name] = value
         elif name in file.config.__dataclass_fields__:

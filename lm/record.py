@@ -1,7 +1,7 @@
 """The record of a run, which identifies its settings, corpus, vocabulary and config file.
 
-`run.json` stores the record from the start of a run, and the manifest of each checkpoint contains a
-copy. `first_difference` compares two records when a run is resumed, used or reported.
+`run.json` stores the record of the last job of a run, and the manifest of each checkpoint contains
+a copy. `first_difference` compares two records when a run is resumed, used or reported.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RunRecord:
     corpus: CorpusRecord
     config_file: FileRecord | None = None  # None unless the file defines a network or fields
     init_from: InitRecord | None = None  # None if the weights were initialized randomly
-    # The job that started the run (lm/distributed/provenance.py). Not part of the run's identity.
+    # The last job of the run (lm/distributed/provenance.py). Not part of the run's identity.
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def upgraded(self, config_class: type[Config] = Config) -> RunRecord:
@@ -100,8 +100,11 @@ class RunRecord:
         files = {"the config file": None}
         if self.config_file:
             files = {"the config file": self.config_file.sha256, **self.config_file.loaded}
+        # The checksum of the vocabulary identifies the file of a tokenizer, which may move.
+        is_file = os.path.isabs(self.config.get("tokenizer", ""))
         return {
             **self.config,
+            **({"tokenizer": "a file"} if is_file else {}),
             "vocabulary": self.vocabulary,
             "corpus": self.corpus.sha256,
             **{name + _FILE: sha256 for name, sha256 in files.items()},

@@ -79,8 +79,14 @@ class ScoreOptions(Checked):
 def _score(argv):
     arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
-    if options.nbest and (options.html or options.continuous):
-        raise UserError("--nbest cannot be combined with --html or --continuous")
+    others = ("html", "continuous", "per_word", "format")
+    if options.nbest and any(getattr(options, n) != getattr(ScoreOptions(), n) for n in others):
+        raise UserError(
+            "--nbest cannot be combined with --html, --continuous, --per_word, --format"
+        )
+    if options.html:
+        with needs_extra("report"):  # fail now, not after all texts are scored
+            import lm.report.page  # noqa: F401
     import_tensorflow()
     from lm.inference.scorer import Scorer
     from lm.inference.trained_run import open_run
@@ -125,10 +131,9 @@ def _print_scores(scorer, tokenizer, options):
 
 
 def _write_page(run, texts, options):
-    with needs_extra("report"):
-        from lm.report.examples import text_part
-        from lm.report.page import build_page, write_file
     from lm.inference.generator import Generator
+    from lm.report.examples import text_part
+    from lm.report.page import build_page, write_file
 
     if options.continuous:
         texts = [list(itertools.chain.from_iterable(texts))]

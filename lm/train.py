@@ -26,14 +26,9 @@ def main() -> None:
     program.run(_parse, _train)
 
 
-def parse_flags(argv):
-    """Return the config, the options and the network functions for `lm.training.run.train`."""
-    arguments = _parse(argv)
-    return arguments[Config], arguments[RunOptions], arguments.config_file.functions
-
-
 def _parse(argv):
-    arguments = parse(argv, __doc__, ConfigChoice, Config, RunOptions)
+    classes = ConfigChoice, Config, RunOptions
+    arguments = parse(argv, __doc__, *classes, find_recorded=_find_recorded)
     options = arguments[RunOptions]
     if options.timeline:
         # Horovod reads the variable when the ranks connect, which also happens after an error.
@@ -61,14 +56,18 @@ def _keeps_config(arguments):
     return options.resume and options.output_dir and not arguments.given[ConfigChoice]
 
 
+def _find_recorded(arguments):
+    return recorded_config(arguments[RunOptions].output_dir) if _keeps_config(arguments) else None
+
+
 def _train(arguments, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
     options, recorded = arguments[RunOptions], None
     with on_all_ranks(comm):
-        if comm.is_rank_0 and _keeps_config(arguments):
-            recorded = recorded_config(options.output_dir)
+        if comm.is_rank_0:
+            recorded = _find_recorded(arguments)
     # The other hosts may not see the directory of rank 0.
     recorded = comm.gather(recorded)[0]
     with on_all_ranks(comm):

@@ -11,9 +11,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 
+from lm.cli.parser import ConfigChoice, parse
+from lm.config import Config, RunOptions
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
-from lm.train import parse_flags
+from lm.functions import NetworkFunctions
 from tests import fork_server
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -116,6 +118,12 @@ def train(output_dir, *arguments: object, **options) -> subprocess.CompletedProc
     result = run_module("lm.train", "--output_dir", output_dir, *arguments, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
+
+
+def parse_flags(argv: Sequence[str]) -> tuple[Config, RunOptions, NetworkFunctions]:
+    """Return the config, the options and the network functions of a command line of `lm.train`."""
+    arguments = parse(argv, "", ConfigChoice, Config, RunOptions)
+    return arguments[Config], arguments[RunOptions], arguments.config_file.functions
 
 
 def train_here(output_dir, *arguments: object) -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 
 from lm.distributed.launch import connect
-from lm.train import parse_flags
+from tests.commands import parse_flags
 
 
 def main(runs):

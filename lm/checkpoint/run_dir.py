@@ -23,6 +23,7 @@ from lm.record import (
     enclosing_run,
     first_difference,
     has_checkpoints,
+    load_record,
     may_differ,
     settings_that_follow_validation,
 )
@@ -64,6 +65,12 @@ def open_run_dir(
             " this directory to start again"
         )
     else:
+        before = load_record(path)
+        if before and before.init_from and not options.init_from:
+            raise UserError(
+                f"{path} has no checkpoint yet: add --init_from {before.init_from.path} to start it"
+                " again with the same weights"
+            )
         logger.warning("no checkpoint in %s: starting a new run", path)
     return RunDir(path, checkpoint)
 
@@ -155,5 +162,7 @@ def _rejection(difference: Difference, record: RunRecord) -> UserError:
         reason, fix = f"the {name} has changed", "check --data_path"
     else:
         reason = f"{name} was {before!r} in this run and is {now!r} now"
-        fix = f"leave out --{name} and --config, or start a new run with --init_from"
+        # A run whose config file defines a network or fields cannot do without --config.
+        fix = f"use --{name}={before}" if record.config_file else f"leave out --{name} and --config"
+        fix += ", or start a new run with --init_from"
     return UserError(f"cannot resume: {reason}; {fix}")

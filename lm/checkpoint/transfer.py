@@ -52,16 +52,15 @@ def saved_state_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[in
     return {_state_name(name): [None, *shape] for name, shape in shapes.items()}
 
 
-def check_fits(found: Shapes, shapes: Mapping[str, Sequence]) -> None:
+def check_fits(path: str, found: Shapes, shapes: Mapping[str, Sequence], fix: str = "") -> None:
     """Check the shapes in a checkpoint against the required shapes; a first axis may be None."""
     for name, shape in shapes.items():
         if name not in found:
-            raise UserError(f"the checkpoint has no {name}, which this model needs")
+            raise UserError(f"{path} has no {name}, which this model needs{fix}")
         expected = [found[name][0], *shape[1:]] if shape[:1] == [None] else shape
         if found[name] != expected:
             raise UserError(
-                f"{name} has the shape {found[name]} in the checkpoint, but {expected} in this"
-                " model"
+                f"{name} has the shape {found[name]} in {path}, but {expected} in this model{fix}"
             )
 
 
@@ -73,13 +72,13 @@ def fitting_tensors(
     Args:
       weights: The shapes of the model's weights.
       is_part: Whether the model may lack weights of the checkpoint.
-      fix: The end of the message if the model lacks a weight.
+      fix: The end of the message if the weights do not fit.
     """
     tensors, shapes = weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
     unused = sorted(tensors.keys() - weights.keys())
     if unused and not is_part:
         raise UserError(f"{checkpoint.path} has {unused[0]}, which this model does not use{fix}")
-    check_fits({name: shapes[name] for name in tensors}, weights)
+    check_fits(checkpoint.path, {name: shapes[name] for name in tensors}, weights, fix)
     return {name: tensors[name] for name in weights}
 
 

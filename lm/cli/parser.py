@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
@@ -29,7 +29,7 @@ _DEFINE = {
 _COMMON_FLAGS = {
     "help": "show this help",
     "version": "show the versions of this project and its libraries",
-    "print_config": "show all values and their sources: default, config file or command line",
+    "print_config": "show all values and their sources: default, config file, run or command line",
 }
 
 
@@ -87,15 +87,19 @@ class Arguments:
             return replaced(self.config_file.config, **self.given[cls])
         return cls(**self.given[cls])
 
-    def table(self) -> str:
-        """Return the output of `--print_config`."""
+    def table(self, recorded: Mapping[str, Any] | None = None) -> str:
+        """Return the output of `--print_config`, with the `recorded` config of a run."""
         rows = []
         for cls, given in self.given.items():
             options = self[cls]
+            if cls is Config and recorded is not None:
+                options = replaced(Config(**recorded), **given)
             for field in dataclasses.fields(options):
                 value, source = getattr(options, field.name), "default"
                 if field.name in given:
                     source = "command line"
+                elif cls is Config and recorded is not None:
+                    source = "run"
                 elif cls is Config and value != field.default:
                     source = "config file"
                 rows.append([field.name, str(value), source])
@@ -108,6 +112,7 @@ def parse(
     *option_classes: type,
     positional: bool = False,
     leave_out: Container[str] = (),
+    find_recorded: Callable[["Arguments"], Mapping[str, Any] | None] = lambda _: None,
 ) -> Arguments:
     """Parse a command line, with the program name first.
 
@@ -117,6 +122,7 @@ def parse(
         config in the file that `--config` names, and needs a `ConfigChoice`.
       positional: Whether the command accepts arguments that are not flags.
       leave_out: Fields of `RunOptions` that the command does not accept.
+      find_recorded: Returns the config of a run if it replaces the default of `--config`.
 
     Raises:
       InfoRequested: For `--help`, `--version` and `--print_config`.
@@ -143,7 +149,7 @@ def parse(
     given = {cls: _given(flags, fields[cls]) for cls in option_classes}
     arguments = Arguments(given, file, rest)
     if flags["print_config"].value:
-        raise InfoRequested(arguments.table())
+        raise InfoRequested(arguments.table(find_recorded(arguments)))
     return arguments
 
 

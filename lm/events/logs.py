@@ -60,6 +60,12 @@ class _EarlyLines(logging.Handler):
 _early = _EarlyLines()
 
 
+def keep_early_lines() -> None:
+    """Keep the lines from now on for the log files of the next run."""
+    _early.lines.clear()
+    logger.addHandler(_early)
+
+
 def start_console(rank: int) -> None:
     """Send the log lines of rank 0, and the errors of all ranks, to stderr without timestamps."""
     handler = _ConsoleHandler()
@@ -67,7 +73,7 @@ def start_console(rank: int) -> None:
     handler.setLevel(logging.ERROR if rank else logging.INFO)
     handler.setFormatter(_Formatter("%(message)s"))
     logger.addHandler(handler)
-    logger.addHandler(_early)
+    keep_early_lines()
     logger.setLevel(logging.INFO)
     logger.propagate = False
 

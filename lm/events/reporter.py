@@ -84,11 +84,11 @@ class Reporter:
         return self
 
     def __exit__(self, kind: type | None, error: Exception | None, _: object) -> None:
-        """Write the reason for the end as the last log line and event, and close all files."""
+        """Write the reason for the end as the last log line and event; close the event files."""
         if isinstance(error, ProgramExit) and self.logs:
             self.logs.write(str(error))
         self.report_end(error)
-        for part in (self._metrics, self._tensorboard, self._observer, self.logs):
+        for part in (self._metrics, self._tensorboard, self._observer):
             if part:
                 part.close()
         failure = self._metrics and (self._metrics.failure or self._metrics.loss)
@@ -137,6 +137,11 @@ class _Bar(tqdm.auto.tqdm):
     monitor_interval = 0  # tqdm's monitor thread would outlive the run
 
 
+def shows_bar() -> bool:
+    """Return whether rank 0 shows progress bars, on a terminal or in a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 class Progress:
     """The progress of an epoch: a bar on a terminal or in a notebook, otherwise log lines.
 
@@ -164,7 +169,7 @@ class Progress:
         self._ends, self._tokens, self._seconds = ends, 0, 0.0
         self._peak_speed = peak_speed
         self._bar, self._logged_at = None, time.monotonic()
-        if is_rank_0 and (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        if is_rank_0 and shows_bar():
             with may_be_gone(sys.stderr):
                 self._bar = _Bar(
                     initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False

@@ -1,4 +1,4 @@
-"""The update of the weights: reduce the gradients, then clip them, then apply them."""
+"""The update of the weights: clip the exchanged gradients, then apply them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

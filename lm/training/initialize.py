@@ -40,7 +40,11 @@ def find_source(options: RunOptions) -> Source:
             raise UserError(
                 f"--init_rename is for TF 1.x checkpoints, but {path} is a run: remove it"
             )
-        return _of_run(store.find(path, options.checkpoint) if is_run else store.verify(path))
+        if is_run:
+            return _of_run(store.find(path, options.checkpoint))
+        if options.checkpoint != RunOptions().checkpoint:
+            raise UserError(f"--checkpoint is for runs, but {path} is a checkpoint: remove it")
+        return _of_run(store.verify(path))
     prefix = tf1_format.find(path)
     if prefix is None:
         raise UserError(

@@ -20,7 +20,7 @@ _WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
 _LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
 # Weights of an adaptive softmax or of an adaptive input in which each row belongs to a word.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
-_PARTLY = "; --init_partly omits such weights"
+_PARTLY = "; --init_partly loads only the weights that fit"
 
 
 def values_of_run(

@@ -105,8 +105,9 @@ def _init_record(run_dir: RunDir, source: Source | None) -> InitRecord | None:
 
 
 def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:
-    for name in ("init_partly", "init_rename", "new_vocabulary"):
-        if getattr(options, name) and not options.init_from:
+    for name in ("init_partly", "init_rename", "new_vocabulary", "checkpoint"):
+        is_given = getattr(options, name) != getattr(RunOptions(), name)
+        if is_given and not options.init_from:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.resume and not options.output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")

@@ -96,6 +96,6 @@ def values_to_resume(
             f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a new"
             " run with --init_from and --init_partly"
         )
-    check_fits(tensor_shapes(checkpoint.path), {**variables, **state})
+    check_fits(checkpoint.path, tensor_shapes(checkpoint.path), {**variables, **state})
     names = {name: name for name in variables}
     return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))

@@ -1,7 +1,6 @@
 """A training run, from a config to its test."""
 
 import contextlib
-import sys
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -14,7 +13,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, short_message
-from lm.events.reporter import Heartbeat
+from lm.events.reporter import Heartbeat, shows_bar
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.evaluation import Evaluator
@@ -60,7 +59,7 @@ def train(
     with contextlib.ExitStack() as stack:
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         supervisor.timeout = options.step_timeout_seconds
-        if comm.is_rank_0 and not sys.stderr.isatty():
+        if comm.is_rank_0 and not shows_bar():
             stack.enter_context(contextlib.closing(Heartbeat(lambda: supervisor.activity)))
         job = prepare(config, options, comm, stack, functions, supervisor)
         try:
@@ -83,7 +82,7 @@ def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dic
     with supervisor.preparing("the check of the network"), on_all_ranks(comm):
         check_network(job)
     progress = initial_progress(job)
-    stack.enter_context(supervisor.exchange("the start of the training"))
+    stack.enter_context(supervisor.exchange("the training"))
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):
         values = values_to_load(job, graphs.network)

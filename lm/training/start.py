@@ -80,6 +80,9 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
         paths.append(options.log_path)
     peak_speed = _peak_speed(job)
     with on_all_ranks(job.comm):
+        logs = LogFiles(paths, options.mpi_log, job.comm.rank)
+        stack.callback(logs.close)
+    with on_all_ranks(job.comm):
         if run_dir:
             step, epochs = progress.step, progress.epochs_done
             drop_events_after(output_dir, step, epochs, progress.last_validation)
@@ -88,8 +91,7 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
             run_dir and output_dir, options.tensorboard, has_perplexity, options.on_event
         )
         stack.enter_context(reporter)
-        reporter.peak_speed = peak_speed
-        reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
+        reporter.peak_speed, reporter.logs = peak_speed, logs
         if run_dir:
             job.corpus.tokenizer.save(output_dir)
             # The record comes last, because it turns the directory into a run.

@@ -172,8 +172,10 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     untrained = losses(tmp_path / "first")[0][1]
     assert warm[0][0] == 1 and warm[0][1] < untrained - 0.2
     for flags, words in [
-        (("--hidden_size", 9), r"has the shape \[201, 8\] in the checkpoint, but \[201, 9\]"),
+        (("--hidden_size", 9), r"shape \[201, 8\] in .*, but \[201, 9\] in .* --init_partly"),
         (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
+        (("--checkpoint", "best"), "--checkpoint is for runs, but .* is a checkpoint: remove it"),
+        (("--init_from", ""), "--checkpoint needs --init_from"),
         (("--init_from", tmp_path / "none"), "is neither a run, a checkpoint of a run nor"),
         (("--init_rename", "a=b"), "--init_rename is for TF 1.x checkpoints, but .* is a run"),
     ]:

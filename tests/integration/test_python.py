@@ -15,6 +15,8 @@ short = dict(corpus="embedded", output_dir="runs/short", batch_size=200, num_ste
              hidden_size=8, num_epochs=1)
 finished = train("config_test", **short)
 assert "epoch_seconds" in finished and train("config_test", **short, resume=True) == finished
+train("config_test", **{**short, "output_dir": "runs/new"}, max_steps=1, resume=True)
+assert "starting a new run" in open("runs/new/log.txt").read()  # lines before the start too
 assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
 assert run.generate("ba", num_words=20, seed=1)[0] == text
 assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text

@@ -122,6 +122,10 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora):
     assert "(No such file or directory); check --log_path" in one_error(result, 2)
     # The corrected command can use the directory.
     assert not os.path.exists(tmp_path / "run" / "run.json")
+    train(tmp_path / "run", *TINY, "--data_path", corpora, "--max_steps", 2)
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    run_module("lm.train", *TINY, *flags, "--max_steps", 2, "--resume", "--log_path", "/proc/no/x")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path):

@@ -10,7 +10,7 @@ from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.search.settings import SearchOptions
-from lm.train import parse_flags
+from tests.commands import parse_flags
 
 PLATEAU = 20 / 35, "plateau", 0.25
 CONSTANT = "decay", 1.0, 5

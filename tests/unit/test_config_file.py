@@ -14,8 +14,7 @@ from lm.errors import InfoRequested, UserError
 from lm.functions import BUILT_IN
 from lm.search.settings import SearchDirectory, SearchOptions
 from lm.search.space import choose_config, parse_space
-from lm.train import parse_flags
-from tests.commands import ROOT, run_code
+from tests.commands import ROOT, parse_flags, run_code
 
 
 def write(tmp_path, text):

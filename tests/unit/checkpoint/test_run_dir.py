@@ -16,7 +16,7 @@ from lm.config import RunOptions
 from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
 from lm.files import locked
-from lm.record import RunRecord
+from lm.record import InitRecord, RunRecord
 from tests.untrained import make_run, rewrite_manifest
 
 PLATEAU, COSINE = {"lr_schedule": "plateau"}, {"lr_schedule": "cosine"}
@@ -103,6 +103,16 @@ def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplo
     with open_directory(tmp_path / "mistyped", *made[1:]) as run_dir:
         assert run_dir.checkpoint is None
     assert caplog.messages == [f"no checkpoint in {tmp_path}/mistyped: starting a new run"]
+
+
+def test_a_resume_without_a_checkpoint_keeps_the_initial_weights(made, tmp_path):
+    config, corpus = made[1:]
+    record = RunRecord(dataclasses.asdict(config), corpus.tokenizer.sha256, corpus.record)
+    record = dataclasses.replace(record, init_from=InitRecord("/runs/a", {}))
+    record.write(str(tmp_path), has_checkpoints=False)
+    with pytest.raises(UserError, match="has no checkpoint yet: add --init_from /runs/a to start"):
+        with open_directory(tmp_path, *made[1:]):
+            pass
 
 
 WAIT_FOR_DIRECTORY = """

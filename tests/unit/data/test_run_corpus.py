@@ -3,8 +3,10 @@
 import contextlib
 import gzip
 import logging
+import shutil
 
 import pytest
+import tokenizers
 
 from lm.config import Config, RunOptions
 from lm.data.corpus import find_data_path, load_corpus, load_corpus_to_train
@@ -14,8 +16,8 @@ from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
 from lm.inference.trained_run import open_run
 from lm.record import CorpusRecord, RunRecord
-from lm.train import parse_flags
 from lm.training.prepare import prepare
+from tests.commands import parse_flags
 from tests.unit.data.texts import decoded, write
 from tests.untrained import make_run
 
@@ -144,6 +146,17 @@ def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_te
     words.write_text("<eos>\n<unk>\nb\n")
     with pytest.raises(UserError, match=r"words.txt has changed since the start of .*: restore or"):
         prepared(*flags, "--resume")
+
+
+def test_a_tokenizer_may_move(tmp_path, own_text):
+    """Hosts may have different paths, and a run may be resumed after a move."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train(str(own_text / "train.txt"), special_tokens=["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "a.json"))
+    shutil.copy(tmp_path / "a.json", tmp_path / "b.json")
+    flags = ["--data_path", own_text, "--output_dir", tmp_path / "run", "--tokenizer"]
+    first, moved = (prepared(*flags, tmp_path / f"{name}.json").record for name in "ab")
+    assert first.config["tokenizer"] != moved.config["tokenizer"] and first.facts == moved.facts
 
 
 def test_the_tokenizer_of_a_run_is_recorded_by_its_absolute_path(tmp_path, own_text, monkeypatch):
