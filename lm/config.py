@@ -341,6 +341,6 @@ class RunOptions(Checked):
         high=MAX_THREADS, per_host=True,
     )  # fmt: skip
     inter_op_threads: int | None = option(
-        None, "number of concurrent operations (default: 1)", low=1, high=MAX_THREADS,
-        per_host=True,
+        None, "operations, or micro-batches of the network of a config file, to compute at the same"
+        " time (default: 1, or the threads of this rank)", low=1, high=MAX_THREADS, per_host=True,
     )  # fmt: skip

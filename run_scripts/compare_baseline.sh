@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains one config twice, with one process and with NP ranks on this host, and compares the two runs:
-# results, time per epoch, speedup, and whether all losses and perplexities are bitwise identical.
+# Trains one config twice, with one process and with NP ranks, and compares the two runs: results, time per
+# epoch, speedup, and whether all losses and perplexities are bitwise identical.
 #
 #   run_scripts/compare_baseline.sh                            config_test, 2 ranks
 #   NP=4 run_scripts/compare_baseline.sh config_small          4 ranks
 #   run_scripts/compare_baseline.sh config_small --batch_size 40    more arguments go to lm.train
 #
-# Environment: CONFIG (config_test, unless it is the first argument), NP (2), MAX_STEPS (stops each run
+# Environment: CONFIG (config_test, unless it is the first argument), NP (2, or the ranks of the scheduler's job), MAX_STEPS (stops each run
 #   early), DATA_PATH (data), OUTPUT_DIR (runs/baseline-<config>-<time>).
 # Cost: two training runs. config_test takes a minute or two on 2 cores.
 # Result: the report on the console, and report.html, learning_curves.png and .pdf in OUTPUT_DIR.
@@ -21,9 +21,8 @@ if [[ $# -gt 0 && $1 != -* ]]; then
     shift
 fi
 output_dir=${OUTPUT_DIR:-runs/baseline-$(basename "$CONFIG" .py)-$(date +%Y%m%d-%H%M%S)}
-several=$output_dir/${NP:-2}-ranks
 flags=(--data_path "${DATA_PATH:-data}" --log_every_steps 10 ${MAX_STEPS:+--max_steps "$MAX_STEPS"} "$@")
 
 LAUNCHER=none run_training "${flags[@]}" --output_dir "$output_dir/1-rank"
-run_training "${flags[@]}" --output_dir "$several"
-python -m lm.report "$output_dir/1-rank" "$several" --html "$output_dir/report.html"
+run_training "${flags[@]}" --output_dir "$output_dir/ranks"
+python -m lm.report "$output_dir/1-rank" "$output_dir/ranks" --html "$output_dir/report.html"

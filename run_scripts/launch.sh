@@ -22,10 +22,13 @@ run_training() {
     local slots placement=() train
     [[ -n ${local_ranks:-} ]] || load_settings
     slots=$local_ranks
-    train=("$python" -m lm.train --config "${CONFIG:-config_small}" ${threads:+--intra_op_threads "$threads"} "$@")
+    train=("$python" -m lm.train --config "${CONFIG:-config_small}")
+    # A single process uses all cores.
+    [[ ${LAUNCHER:-mpirun} == none || -z $threads ]] || train+=(--intra_op_threads "$threads")
+    train+=("$@")
     if [[ -n ${HOSTS:-} ]]; then
         slots=$(slots_of "$HOSTS") || return
-        placement=(-H "$HOSTS")
+        placement=(-H "$(sed -E 's/([^,]+)/\1:1/g; s/(:[0-9]+):1/\1/g' <<<"$HOSTS")") # horovodrun needs the slots
     elif [[ -n ${HOSTFILE:-} ]]; then
         [[ -n ${NP:-} ]] || fail "with HOSTFILE, set NP too"
         ! grep -qs $'\r' "$HOSTFILE" || fail "$HOSTFILE has Windows line ends: run sed -i 's/\r\$//' $HOSTFILE"

@@ -180,7 +180,9 @@ kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py
 kernels_log=$venv/kernels-build.log
 libraries=lm/kernels/_build
 [[ -w lm/kernels || ! -w $venv ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py
-if ! finished kernels "$kernels" || [[ ! -d $libraries ]]; then
+if [[ ! -w $venv ]]; then # only the owner of a shared installation compiles
+    [[ -f $venv/.done-kernels ]] || say "warning: lm/kernels is not compiled; training will be slower" >&2
+elif ! finished kernels "$kernels" || [[ ! -d $libraries ]]; then
     say "compiling lm/kernels (about a minute, unless it is in the cache)"
     build_kernels 2>"$kernels_log" && finish kernels "$kernels" ||
         say "warning: lm/kernels did not compile (see $kernels_log); training will be slower" >&2

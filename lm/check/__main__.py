@@ -45,7 +45,7 @@ def _parse(argv: Sequence[str]) -> CheckOptions:
     return parse(argv, __doc__, CheckOptions)[CheckOptions]
 
 
-def _check(options: CheckOptions, comm: Communicator) -> None:
+def _check(_options: CheckOptions, comm: Communicator, _supervisor: None) -> None:
     from lm.check.ranks import check_ranks  # imports TensorFlow
 
     check_ranks(comm)
@@ -92,7 +92,7 @@ def _run(command: Sequence[str]) -> None:
 
 def main() -> None:
     if launch.launched_size() > 1:
-        program.run(_parse, lambda options, comm, _: _check(options, comm))
+        program.run(_parse, _check)
     else:
         program.run_alone(lambda argv: start_ranks(_parse(argv)))
 

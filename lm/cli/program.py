@@ -155,7 +155,8 @@ def _print_message(message: str, code: int) -> None:
     stream, prefix = (sys.stderr, ERROR) if code else (sys.stdout, "")
     if code > 128:  # A signal that stops a run is not an error.
         prefix = "lm: "
+    text = prefix + printable(message, kept="\n\t")
     with may_be_gone(stream):
-        print(prefix + printable(message, kept="\n\t"), file=stream, flush=True)
+        print(text, file=stream, flush=True)
     if code:
-        launch.repeat_after_mpirun(prefix + printable(message, kept="\n\t"))
+        launch.repeat_after_mpirun(text)

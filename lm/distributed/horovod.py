@@ -62,8 +62,8 @@ class HorovodCommunicator(Communicator):
         if hvd.size() != size:
             raise UserError(
                 f"the launcher started {size} processes, but Horovod sees {hvd.size()}, because it"
-                f" was built for a different MPI; use the mpirun of {sys.prefix}, or delete this"
-                f" directory and run {script('setup.sh')} with your Open MPI 4 in PATH"
+                " was built with a different MPI: use the MPI of the setup, or run"
+                f" {script('setup.sh')} with your Open MPI 4 in PATH and a new directory in VENV"
             )
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
@@ -179,8 +179,8 @@ def import_horovod() -> types.ModuleType:
     except (ImportError, tf.errors.NotFoundError) as error:  # Horovod or a library is missing
         raise UserError(
             f"the launcher started {launched_size()} processes, but Horovod cannot be imported"
-            f" by {sys.executable} ({first_line(error)}): `source .venv/bin/activate`, or run"
-            f" {script('setup.sh')}, or start one process"
+            f" by {sys.executable} ({first_line(error)}): `source .venv/bin/activate`, run"
+            f" {script('setup.sh')}, build Horovod (docs/installation.md), or start one process"
         ) from error
     return hvd
 

@@ -58,7 +58,6 @@ struct Gemm {
 struct GemmFormat {
   int64_t widest;  // this many vectors of columns at most should be one block
   int64_t (*RowUnits)(int64_t K);
-  int64_t (*Vectors)(int64_t N);  // number of vectors of N columns
   int64_t (*PanelFloats)(int64_t K, int64_t vectors);
   bool (*NeedsPackRows)(const Gemm&);
   void (*PackRows)(const Gemm&, int64_t row0, int64_t row1);
@@ -91,7 +90,6 @@ struct TokenSumFormat {
   int64_t multiple;
   int64_t (*Widest)(int64_t tokens);  // this many vectors of columns at most should be one block
   int64_t (*RowUnits)(int64_t tokens);
-  int64_t (*Vectors)(int64_t N);
   int64_t (*PanelFloats)(int64_t tokens, int64_t vectors);
   void (*PackRows)(const TokenSum&, int64_t token0, int64_t token1);  // token0: k * 32
   void (*Block)(const TokenSum&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
@@ -158,6 +156,7 @@ struct Dropout {
 
 struct Kernels {
   const char* name;
+  int lanes;           // float32 numbers in a vector
   GemmFormat gemm[2];  // [0] float32, [1] bfloat16 products
   TokenSumFormat token_sum[2];
   LstmDirection lstm_forward[2], lstm_backward[2];

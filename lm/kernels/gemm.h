@@ -284,7 +284,6 @@ struct Gemm {
   static constexpr int64_t kManyRows = 128;  // rows that are worth packing B first
 
   static int64_t RowUnits(int64_t K) { return Units<Format>(K); }
-  static int64_t Vectors(int64_t N) { return (N + kLanes - 1) / kLanes; }
   static int64_t PanelFloats(int64_t K, int64_t vectors) {
     return Least(kPiece, Units<Format>(K)) * vectors * kLanes;
   }

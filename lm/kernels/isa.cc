@@ -22,19 +22,18 @@ constexpr lm::LstmDirection Direction() {
 
 template <class G>
 constexpr lm::GemmFormat Products() {
-  return {G::kWidest,       G::RowUnits, G::Vectors, G::PanelFloats,
-          G::NeedsPackRows, G::PackRows, G::Block};
+  return {G::kWidest, G::RowUnits, G::PanelFloats, G::NeedsPackRows, G::PackRows, G::Block};
 }
 
 template <class S>
 constexpr lm::TokenSumFormat TokenSums() {
-  return {S::kMultiple,   S::Widest,   S::RowUnits, S::Vectors,
-          S::PanelFloats, S::PackRows, S::Block};
+  return {S::kMultiple, S::Widest, S::RowUnits, S::PanelFloats, S::PackRows, S::Block};
 }
 
 extern const lm::Kernels kernels;
 const lm::Kernels kernels = {
     LM_STRING(LM_ISA),
+    kLanes,
     {Products<Gemm<Float32>>(), Products<Bfloat16Gemm>()},
     {TokenSums<TokenSum<Float32>>(), TokenSums<Bfloat16TokenSum>()},
     {Direction<Forward<VectorProducts<Float32>>>(), Direction<Forward<Bfloat16Products>>()},

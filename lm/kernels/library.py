@@ -66,12 +66,16 @@ def is_missing() -> bool:
     return load().is_missing
 
 
-def description() -> str:
+def description(cpu: str = "") -> str:
     """Describe the compiled ops for the log, or explain why they are not used.
 
-    It contains the instruction set, a checksum of the sources, and the compiler.
+    It contains the CPU (default: the instruction set), a checksum of the sources, and the compiler.
     """
-    return _description(_property("lm_kernels_isa")) if available() else _description()
+    if not available():
+        return f"no compiled ops: {load().reason}"
+    cpu = cpu or _property("lm_kernels_isa")
+    sources, compiler = _path().stem[:8], _property("lm_kernels_compiler")
+    return f"compiled ops for {cpu} ({sources}, compiler {compiler})"
 
 
 def arithmetic(precision: str) -> str:
@@ -80,29 +84,19 @@ def arithmetic(precision: str) -> str:
     All instruction sets with a fused multiply-add compute the same float32 results. In bfloat16,
     this holds for the instruction sets without bfloat16 products.
     """
-    if not available():
-        return _description()
-    isa = _property("lm_kernels_isa")
-    same = _has(isa, "-mfma") and (precision == "float32" or not multiplies_bfloat16())
-    return _description("x86-64 with FMA" if same else isa)
-
-
-def _description(cpu: str = "") -> str:
-    if not cpu:
-        return f"no compiled ops: {load().reason}"
-    sources, compiler = _path().stem[:8], _property("lm_kernels_compiler")
-    return f"compiled ops for {cpu} ({sources}, compiler {compiler})"
+    same = _has("-mfma") and (precision == "float32" or not multiplies_bfloat16())
+    return description("x86-64 with FMA" if same else "")
 
 
 def multiplies_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 products. Otherwise, bfloat16 is not faster."""
-    return available() and _has(_property("lm_kernels_isa"), "-mavx512bf16")
+    return _has("-mavx512bf16")
 
 
-def _has(isa: str, flag: str) -> bool:
+def _has(flag: str) -> bool:
     from lm.kernels.build import INSTRUCTION_SETS  # here, as in `load`
 
-    return flag in INSTRUCTION_SETS[isa]
+    return available() and flag in INSTRUCTION_SETS[_property("lm_kernels_isa")]
 
 
 @contextlib.contextmanager

@@ -82,6 +82,8 @@ const Kernels& Cpu() {
   return *chosen;
 }
 
+int64_t Vectors(int64_t N) { return (N + Cpu().lanes - 1) / Cpu().lanes; }  // of N columns
+
 template <class Fn>
 void ParallelFor(OpKernelContext* ctx, int64_t steps, int64_t blocks, const Fn& fn) {
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
@@ -249,7 +251,7 @@ class MatMulOp : public OpKernel {
     bool memory = !pack_rows || p.a_units;
     if (pack_rows && memory)
       RunRows(ctx, p.M, [&](int64_t row0, int64_t row1) { format.PackRows(p, row0, row1); });
-    memory = memory && RunBlocks(ctx, p.M, format.Vectors(p.N), format.widest, format.PanelFloats,
+    memory = memory && RunBlocks(ctx, p.M, Vectors(p.N), format.widest, format.PanelFloats,
                                  p.K, [&](int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                                           float* panels) {
                                    format.Block(p, row0, row1, v0, v1, panels);
@@ -319,7 +321,7 @@ class TokenSumOp : public OpKernel {
     bool memory = p.a_units;
     if (memory) {
       RunRows(ctx, tokens, [&](int64_t first, int64_t end) { format.PackRows(p, first, end); });
-      memory = RunBlocks(ctx, p.M, format.Vectors(p.N), format.Widest(tokens), format.PanelFloats,
+      memory = RunBlocks(ctx, p.M, Vectors(p.N), format.Widest(tokens), format.PanelFloats,
                          tokens, [&](int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                                      float* panels) {
                            format.Block(p, row0, row1, v0, v1, panels);
@@ -429,7 +431,7 @@ class BatchMatMulOp : public OpKernel {
       p.a_units = a_units.data();
       format.PackRows(p, 0, M);
     }
-    const int64_t vectors = format.Vectors(N), widest = std::min(vectors, format.widest);
+    const int64_t vectors = Vectors(N), widest = std::min(vectors, format.widest);
     return RunColumns(vectors, widest, format.PanelFloats(K, widest + widest % 2),
                       [&](int64_t v0, int64_t v1, float* panels) {
                         format.Block(p, 0, M, v0, v1, panels);
@@ -448,7 +450,7 @@ class BatchMatMulOp : public OpKernel {
     if (!p.a_units) return false;
     for (int64_t first = 0; first < tokens; first += kPackedRows)
       format.PackRows(p, first, std::min(tokens, first + kPackedRows));
-    const int64_t vectors = format.Vectors(N);
+    const int64_t vectors = Vectors(N);
     const int64_t widest = std::min(vectors, format.Widest(tokens));
     return RunColumns(vectors, widest, format.PanelFloats(tokens, widest + widest % 2),
                       [&](int64_t v0, int64_t v1, float* panels) {

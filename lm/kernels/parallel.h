@@ -83,7 +83,7 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
 }
 
 // A buffer that a step borrows and returns, so that its pages stay mapped for the next step: new
-// memory costs a page fault per 4 KiB. All ops share the buffers, because ops run sequentially.
+// memory costs a page fault per 4 KiB. All ops share the buffers.
 class Scratch {
  public:
   explicit Scratch(int64_t floats) {

@@ -121,7 +121,6 @@ struct TokenSum {
   }
   // An odd number of whole cache lines: neighboring rows then use different sets of the cache.
   static int64_t RowUnits(int64_t tokens) { return (Units<Format>(tokens) + 15) / 16 * 16 | 16; }
-  static int64_t Vectors(int64_t N) { return Gemm<Format>::Vectors(N); }
   static int64_t Widest(int64_t tokens) {
     return WidestPanel<Format>(tokens, Gemm<Format>::kWidest);
   }

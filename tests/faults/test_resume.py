@@ -175,13 +175,14 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
         (("--hidden_size", 9), r"shape \[201, 8\] in .*, but \[201, 9\] in .* --init_partly"),
         (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
         (("--checkpoint", "best"), "--checkpoint is for runs, but .* is a checkpoint: remove it"),
-        (("--init_from", ""), "--checkpoint needs --init_from"),
         (("--init_from", tmp_path / "none"), "is neither a run, a checkpoint of a run nor"),
         (("--init_rename", "a=b"), "--init_rename is for TF 1.x checkpoints, but .* is a run"),
     ]:
         with pytest.raises(UserError, match=words):
             train_here(tmp_path / "bad", *config_flags(corpora), *few, *other, *flags)
         assert not (tmp_path / "bad").exists()
+    with pytest.raises(UserError, match="--checkpoint needs --init_from"):
+        train_here(tmp_path / "bad", *config_flags(corpora), *few, "--checkpoint", "best")
 
 
 def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):

@@ -97,5 +97,5 @@ def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
     assert re.search(rf"\(1 rank\) and \S+ \(2 ranks\): {found}", line)
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
-        "1-rank", "2-ranks", "report.html", "learning_curves.png", "learning_curves.pdf"
+        "1-rank", "ranks", "report.html", "learning_curves.png", "learning_curves.pdf"
     }  # fmt: skip

@@ -237,6 +237,9 @@ def test_hostfile_and_interface(launch, tmp_path):
     env["LAUNCHER"] = "horovodrun"
     said = launch("train.sh", others={"horovodrun": 'echo "$@"'}, **env).stdout
     assert "-np 3 -hostfile hosts.txt --network-interfaces eth0 " in said
+    env = {"HOSTS": "host1,host2:12", "LAUNCHER": "horovodrun"}
+    said = launch("train.sh", others={"horovodrun": 'echo "$@"'}, **env).stdout
+    assert " -np 13 -H host1:1,host2:12 " in said  # horovodrun rejects hosts without slots
 
 
 @pytest.mark.parametrize(
@@ -353,7 +356,7 @@ def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
     result = launch(copy, others=others, **job)
     assert result.returncode == 0, result.stderr
     search, report = result.stdout.splitlines()
-    assert "--config" not in search and " --resume --space " in search
+    assert f" --config {output_dir}/config.py " in search and " --resume --space " in search
     assert report == f"-m lm.report {output_dir} --html {output_dir}/report.html"
 
 

@@ -70,7 +70,7 @@ def test_options_of_mpirun_take_precedence_over_the_defaults():
 
 
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
-    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NETWORK", "NCCL_DEBUG"):
+    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NETWORK", "NCCL_DEBUG", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     command = " ".join(launch.mpirun_command(3, "host1:2,host2"))
