@@ -1,7 +1,7 @@
 """GRU: a user-defined network in TensorFlow's stock operations. Copy this example.
 
 python -m lm.train --config configs/config_gru.py --output_dir runs/gru
-mpirun -np 2 python -m lm.train --config configs/config_gru.py --check_network
+mpirun -np 2 python -m lm.train --config configs/config_gru.py
 python -m lm.evaluate --config configs/config_gru.py --run runs/gru
 
 docs/own_graph.md describes the functions. Shapes: T time steps, B rows, H hidden units.

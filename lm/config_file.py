@@ -110,7 +110,7 @@ def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
     module = types.ModuleType(f"lm_config_{short_name(f'{path} {source}')}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # Dataclasses look up the module of their class.
-    loaded = LoadedFiles(beside)
+    loaded = LoadedFiles(path)
     with collected_by(loaded):
         # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)

@@ -12,7 +12,7 @@ from lm.errors import UserError, error_class, first_line
 
 _BLOCK = 1 << 20  # token IDs
 _ENOUGH = 100  # token IDs; a shorter text may have zeros at all odd positions by chance
-_MAX_DIGITS = 32  # number of characters of a member's name in messages
+_MAX_NAME = 32  # characters of a member's name in messages
 
 
 def read_id_files(parts: Sequence[Part], dtype: str, vocab_size: int) -> Iterator[np.ndarray]:
@@ -61,7 +61,7 @@ def _blocks(path: str, dtype: str) -> Iterator[np.ndarray]:
             with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
                     with archive.open(name) as file:
-                        yield from _read_array(f"{path}, {name[:_MAX_DIGITS]}", file)
+                        yield from _read_array(f"{path}, {name[:_MAX_NAME]}", file)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise UserError(f"{path} is not an .npz file: {first_line(error)}") from error
 

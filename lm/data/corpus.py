@@ -171,13 +171,16 @@ def load_corpus(
                 f"{source.path} is not the published PTB; its perplexity cannot be compared with"
                 " published ones"
             )
+    given = None if tokenizer else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
     recipe = Recipe(sources, sha256_by_split, config, tokenizer)
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
-        check_known(sources[split].path, facts, encoded.tokenizer)
+        check_known(sources[split].path, facts, encoded.tokenizer, given)
     identity = [*sha256_by_split.values(), encoded.tokenizer.sha256]
     _log_sizes(kind, data_path, encoded)
+    if tokenizer is None:
+        _warn_without_unknown(encoded)
     known_perplexity = load_known_perplexity(directory, sha256_by_split)
     is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
@@ -214,14 +217,21 @@ def _digest(checksums: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(checksums).encode()).hexdigest()
 
 
-def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer) -> None:
-    """Raise UserError if the vocabulary of a text lacks parts of the text and `<unk>`."""
-    if encoded.unknown and tokenizer.unk_id is None:
-        raise UserError(
-            f"{name} has {encoded.unknown:,} words that are not in the run's vocabulary, which does"
-            f" not contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it, and"
-            " --new_vocabulary trains further on other words"
-        )
+def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer, file: str | None = None) -> None:
+    """Raise UserError if the vocabulary of a text lacks parts of the text and `<unk>`.
+
+    `file` is the file of the vocabulary if it is not the vocabulary of a run.
+    """
+    if not encoded.unknown or tokenizer.unk_id is not None:
+        return
+    words = f"{name} has {encoded.unknown:,} words that are not in"
+    if file:
+        raise UserError(f"{words} {file}, which does not contain {UNK}: add {UNK} or these words")
+    raise UserError(
+        f"{words} the run's vocabulary, which does not contain {UNK}; a model trained with"
+        " --min_count 2 or --vocab_size knows it, and --new_vocabulary trains further on other"
+        " words"
+    )
 
 
 def _write_embedded(directory: str) -> None:
@@ -275,11 +285,14 @@ def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
     for split, facts in encoded.splits.items():
         if facts.unknown:
             logger.info(f"{split}: {facts.unknown:,} unknown words became {UNK}")
-    unk_id, train = tokenizer.unk_id, encoded.ids["train"]
+
+
+def _warn_without_unknown(encoded: EncodedCorpus) -> None:
+    unk_id, train = encoded.tokenizer.unk_id, encoded.ids["train"]
     blocks = (train[first : first + _BLOCK] for first in range(0, len(train), _BLOCK))
-    if isinstance(tokenizer, Words) and unk_id is not None:
+    if isinstance(encoded.tokenizer, Words) and unk_id is not None:
         if not any((block == unk_id).any() for block in blocks):
             logger.warning(
                 f"{UNK} never occurs in train, so the model cannot learn its probability: add"
-                " --min_count 2 or --vocab_size"
+                " --min_count 2"
             )

@@ -7,7 +7,7 @@ from lm.data.subwords import load_subwords
 from lm.data.symbols import BUILT, FIXED, IDS_FILE, Ids
 from lm.data.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.errors import UserError, error_class
 from lm.files import open_regular
 from lm.options import MAX_INT, replaced
 from lm.record import CorruptFile, load_record
@@ -64,7 +64,8 @@ def load_vocabulary(path: str, encoding: str = "utf-8") -> Vocabulary:
             raise UserError("the last line is incomplete")
         return Vocabulary(tuple(text[:-1].split("\n")))
     except OSError as error:
-        raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
+        message = f"cannot read the vocabulary {path}: {error.strerror}"
+        raise error_class(error)(message) from error
     except ValueError as error:  # UserError and UnicodeDecodeError are ValueErrors
         raise UserError(f"{path} is not a vocabulary: {error}") from error
 

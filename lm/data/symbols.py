@@ -69,7 +69,7 @@ class Bytes(Tokenizer):
     files = types.MappingProxyType({f"{SAVED}/bytes.txt": b""})
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        return list(text.encode(errors="surrogateescape"))  # as in arguments of commands
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(map(int, ids)).decode(errors="replace")

@@ -72,7 +72,7 @@ def read_blocks(
             yield Block(part, line, data, is_first)
             line += data.count(b"\n")
             is_first = False
-        if line == part.line and is_first:
+        if is_first:
             yield Block(part, line, b"")  # Errors about an empty text then contain the path.
 
 

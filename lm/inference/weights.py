@@ -8,7 +8,7 @@ import numpy as np
 
 from lm import logger
 from lm.checkpoint.tensors import load_arrays, weight_tensors
-from lm.errors import UserError, needs_extra
+from lm.errors import UserError, error_class, needs_extra
 from lm.files import write_atomically
 from lm.inference.trained_run import Run
 
@@ -33,5 +33,9 @@ def export_weights(run: Run, to: str, file_format: str) -> None:
             from safetensors.numpy import save
         metadata = {"config": json.dumps(run.record.config)}
         content = save(weights, metadata)
-    write_atomically(to, content)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)
+        write_atomically(to, content)
+    except OSError as error:
+        raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
     logger.info("wrote %s: %d tensors, %s bytes", to, len(weights), f"{len(content):,}")

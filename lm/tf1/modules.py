@@ -106,15 +106,16 @@ def _find(path: str, options: Options, files: LoadedFiles) -> tuple[_Program, st
     """Return the program of a file, the name of its module, and the first root directory."""
     found = files.find(path)
     if not os.path.isfile(found):
-        raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
+        raise UserError(f"{path} is not at {found}; give a path relative to the config file")
     root = os.path.dirname(path) if options.root is None else options.root
     roots = [root] if isinstance(root, str) else list(root)
     directories = [files.find(directory) for directory in roots]
     paths = [os.path.relpath(found, directory) for directory in directories]
     inside = [relative for relative in paths if not relative.startswith(os.pardir)]
     if not inside:
-        raise UserError(f"tf1.load: {path} is not in the directory {' or '.join(roots)}")
-    package = f"lm_tf1_{short_name(os.pathsep.join(directories))}"
+        raise UserError(f"{path} is not in the directory {' or '.join(roots)}; see root=")
+    # Config files do not share a program, because they may change its flags.
+    package = f"lm_tf1_{short_name(os.pathsep.join([files.config_file, *directories]))}"
     if package not in _programs:
         _programs[package] = _Program(package, directories)
     program = _programs[package]
@@ -179,7 +180,7 @@ class _Program:
             return builtins.__import__(name, globals, locals, fromlist, level)
         except ModuleNotFoundError as error:
             if error.name == top and level == 0:
-                error.msg += f"; install it, or pass stubs=({top!r},) to tf1.load"
+                error.msg += f"; install it, or pass stubs=({top!r},) to tf1.load or tf1.script"
             raise
 
     def _import_tensorflow(self, name: str, fromlist: Sequence[str] | None) -> types.ModuleType:

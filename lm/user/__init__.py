@@ -1,7 +1,7 @@
 """User-defined networks: the functions of a config file, their audit and their errors.
 
-The rest of the program uses `config_functions`, which imports the other modules when they are
-needed, so `--help` does not load TensorFlow. `audit` checks each call of a function while a graph
+`config_functions` imports the other modules when they are needed, so `--help` does not load
+TensorFlow. `audit` checks each call of a function while a graph
 is built, and `returned` checks its result. `rounding` rounds the factors of matrix products to
 bfloat16. `update` calls the functions that take part in the update. `trial_run` checks the network
 by experiment. If a user's code fails, `failures` and `code` find the line for the error message.

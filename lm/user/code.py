@@ -13,7 +13,10 @@ _LIBRARIES = tuple(
     for path in (_PROJECT, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 )
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_CALLERS = {"load_config_file", "call"}  # functions of this project that call a user's code
+_CALLERS = {  # functions of this project that call a user's code
+    (os.path.join(_PROJECT, "config_file.py"), "load_config_file"),
+    (os.path.join(_PROJECT, "user", "failures.py"), "call"),
+}
 _GENERATED = ("<", "__autograph_generated_file")  # the start of the names of generated files
 
 _LOAD = "load the file with tf1.load (docs/own_graph.md)"
@@ -83,8 +86,7 @@ def _innermost(
     path: str, frames: Iterable[traceback.FrameSummary]
 ) -> traceback.FrameSummary | None:
     frames, config_file = list(frames), os.path.abspath(path)
-    own = [i for i, frame in enumerate(frames) if frame.filename.startswith(_PROJECT)]
-    calls = [i for i in own if frames[i].name in _CALLERS]
+    calls = [i for i, frame in enumerate(frames) if (frame.filename, frame.name) in _CALLERS]
     # Frames outside of a call belong to a program that uses this project.
     inside = calls[-1] if calls else len(frames)
     for i, frame in reversed(list(enumerate(frames))):

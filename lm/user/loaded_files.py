@@ -19,8 +19,9 @@ _COPIES = "loaded_files"
 class LoadedFiles:
     """The files that a config file has loaded so far."""
 
-    def __init__(self, directory: str):
-        self._directory = directory  # directory of the config file
+    def __init__(self, config_file: str):
+        self.config_file = os.path.abspath(config_file)
+        self._directory = os.path.dirname(self.config_file)
         self._paths: dict[str, str] = {}  # absolute paths by name
         self.sha256: dict[str, str] = {}  # checksums by name
         # Adapts the functions of the config file to the loaded files.
@@ -67,7 +68,7 @@ def collected_by(files: LoadedFiles) -> Iterator[None]:
         _loading.pop()
 
 
-def current_files(what: str = "tf1.load is called") -> LoadedFiles:
+def current_files(what: str) -> LoadedFiles:
     if not _loading:
         raise UserError(f"{what} in a function: move it to the top of the file")
     return _loading[-1]

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.config import Config
 from lm.errors import UserError
-from lm.functions import BUILT_IN, NetworkFunctions
+from lm.functions import NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
 
@@ -25,7 +25,7 @@ _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
 def check_network(
     config: Config,
     vocab_size: int,
-    functions: NetworkFunctions = BUILT_IN,
+    functions: NetworkFunctions,
     session_config: tf.ConfigProto | None = None,
     words: Sequence[str] = (),
     max_words: int = 20_000,

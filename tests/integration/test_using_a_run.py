@@ -141,7 +141,7 @@ def test_the_weights_are_exported_for_other_frameworks(trained, tmp_path, file_f
         load = pytest.importorskip("safetensors.numpy").load_file
     else:
         load = np.load
-    path = str(tmp_path / "weights")
+    path = str(tmp_path / "new/weights")
     run = open_run(trained)
     export_weights(run, path, file_format)
     found, reader = load(path), tf.train.load_checkpoint(f"{run.checkpoint.path}/model")

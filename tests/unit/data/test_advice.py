@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.errors import UserError
 from lm.inference.lines import split_lines
@@ -28,6 +29,20 @@ def test_a_suspicious_text_is_one_line_of_advice(tmp_path, caplog, texts, advice
     load_corpus(write(tmp_path / "d", **texts))
     assert len(caplog.records) == (advice is not None)
     assert advice is None or advice in caplog.text
+
+
+def test_advice_about_a_given_vocabulary_names_its_file(tmp_path, caplog):
+    """Flags that limit the vocabulary would be rejected."""
+    caplog.set_level(logging.WARNING, "lm")
+    file = tmp_path / "words.txt"
+    data_path = write(tmp_path / "d", train=LINES, valid=LINES, test=LINES)
+    file.write_text("<eos>\n<unk>\nthe\ncat\nsat\non\na\nmat\n")
+    load_corpus(data_path, Config(vocabulary=str(file)))
+    assert not caplog.records
+    file.write_text("<eos>\nthe\ncat\nsat\non\na\n")
+    message = "50 words that are not in .*words.txt, .*: add <unk> or these words$"
+    with pytest.raises(UserError, match=message):
+        load_corpus(data_path, Config(vocabulary=str(file)))
 
 
 def test_a_text_in_utf_16_is_an_error(tmp_path):

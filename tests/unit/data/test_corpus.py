@@ -130,6 +130,9 @@ def test_a_text_that_is_unreadable_for_a_moment_is_not_a_user_error(tmp_path):
     (tmp_path / "d/train.txt").symlink_to("/proc/self/mem")  # reading its first byte is an error
     with pytest.raises(RunError, match=r"cannot read .*train\.txt: Input/output error"):
         load_corpus(data_path)
+    words = Config(vocabulary=str(tmp_path / "d/train.txt"))
+    with pytest.raises(RunError, match=r"cannot read the vocabulary .*: Input/output error"):
+        load_corpus(write(tmp_path / "other"), words)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, lambda p: os.symlink("/nowhere", p)])

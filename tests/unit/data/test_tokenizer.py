@@ -1,6 +1,7 @@
 """Tokenizers: encoding in blocks, decoding, files of each format, and invalid files."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -115,6 +116,10 @@ def save(path, model, **parts):
         setattr(tokenizer, name, part)
     tokenizer.save(str(path / "my.json"))
     return load_subwords(str(path / "my.json"))
+
+
+def test_an_argument_that_is_not_utf8_has_its_bytes():
+    assert Bytes().encode(os.fsdecode(b"caf\xe9")) == list(b"caf\xe9")
 
 
 def test_streams_of_bytes_start_between_characters(tmp_path):

@@ -131,6 +131,10 @@ def test_a_program_with_packages_is_imported_from_its_root(load, tmp_path):
             r"No module named 'no_package'; .*stubs=\('no_package',\) to tf1.load",
         ),
         ("tf.one_hot([1], 4 / 2)", "of type 'float'.*; in Python 3, / returns a float; write //"),
+        (
+            "tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[[1, 2]], logits=[1.0, 2.0])",
+            "ValueError: `labels.shape.rank`",
+        ),
         ("import layers", "layers.py is imported in a function: move it to the top"),
     ],
 )
@@ -225,8 +229,20 @@ def test_python_2_is_one_line_with_a_hint(load):
 
 
 def test_a_missing_file_is_one_line(load):
-    with pytest.raises(UserError, match=r"mine.py, line 5: tf1.load cannot find .*model.py; give"):
+    with pytest.raises(UserError, match=r"mine.py, line 5: .*model.py is not at .*; give"):
         load()
+
+
+def test_config_files_do_not_share_a_program(tmp_path):
+    """A run would depend on the files of the other config file."""
+    flag = "import tensorflow as tf\ntf.flags.DEFINE_bool('x', 0, '')\n"
+    (tmp_path / "shared.py").write_text(flag)
+    for name in "ab":
+        (tmp_path / f"{name}_model.py").write_text("import shared\n")
+        config = CONFIG.format(path=f"{name}_model.py")
+        (tmp_path / f"{name}.py").write_text(config)
+        file = load_config_file(str(tmp_path / f"{name}.py"))
+        assert file.functions.loaded.keys() == {f"{name}_model.py", "shared.py"}
 
 
 def test_a_changed_file_changes_the_run(load):
