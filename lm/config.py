@@ -252,7 +252,7 @@ class RunOptions(Checked):
         None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,
     )  # fmt: skip
     output_dir: str | None = option(
-        None, "directory of the run (default: runs/<config>-<time>)", is_path=True
+        None, "directory of the run (default: runs/<name>-<time>)", is_path=True
     )
     resume: bool = option(
         False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
