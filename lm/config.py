@@ -37,8 +37,8 @@ class Config(Checked):
         " model, or of a directory with GPT-2's files", affects="data",
     )  # fmt: skip
     vocab_size: int | None = option(
-        None, "keep the N most frequent words or characters and replace all others by <unk>"
-        " (default: keep all). A corpus of token IDs without tokenizer needs it", low=3,
+        None, "size of the vocabulary, including <eos> and <unk>, which replaces the rarest words"
+        " or characters (default: keep all). A corpus of token IDs without tokenizer needs it", low=3,
         affects="data",
     )  # fmt: skip
     min_count: int = option(
@@ -245,8 +245,8 @@ class RunOptions(Checked):
     affects_by_default = "nothing"
 
     data_path: str | None = option(
-        None, "directory of the corpus (default: the recorded directory if the run resumes or uses"
-        " --init_from, otherwise data)", is_path=True,
+        None, "text file or directory of the corpus (default: the recorded one if the run resumes or"
+        " uses --init_from, otherwise data)", is_path=True,
     )  # fmt: skip
     data_url: str | None = option(
         None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,
@@ -301,8 +301,8 @@ class RunOptions(Checked):
         " outputs must not depend on later words",
     )  # fmt: skip
     step_timeout_seconds: float = option(
-        600.0, "end the job if a rank waits for other ranks, or rank 0 for the disk, for N seconds"
-        " (0: never)", low=0,
+        600.0, "in a job with several ranks, end the job if a rank waits for other ranks, or rank 0"
+        " for the disk, for N seconds (0: never)", low=0,
     )  # fmt: skip
     max_steps: int | None = option(None, "stop training after N steps", low=1, affects="length")
     early_stopping_epochs: int | None = option(

@@ -44,7 +44,7 @@ class Options(ConfigChoice):
 
     data_path: str | None = option(
         None,
-        "directory of a corpus (default: random words of a 10,000-word vocabulary)",
+        "directory of a corpus (default: random words, 10,000 unless --vocab_size is given)",
         is_path=True,
     )
     intra_op_threads: int | None = option(

@@ -24,7 +24,7 @@ from lm.config import Config
 from lm.data.arrays import read_id_files
 from lm.data.selection import saved_tokenizer
 from lm.data.splits import Source
-from lm.data.symbols import BUILT, Characters
+from lm.data.symbols import BUILT
 from lm.data.text import measured, read_blocks, sha256_of_text
 from lm.data.tokenizers import UNKNOWN, Tokenizer, Words
 from lm.data.vocabulary import UNK, Vocabulary
@@ -62,8 +62,9 @@ class Recipe:
         """The name of the encoded corpus in a cache."""
         parts = [f"v{FORMAT}", *(sha256[:16] for sha256 in self.sha256.values())]
         config = self.config
-        if (self.tokenizer.name if self.tokenizer else config.tokenizer) == Characters.name:
-            parts.append(Characters.name)  # The file of a vocabulary does not contain this name.
+        name = self.tokenizer.name if self.tokenizer else config.tokenizer
+        # The file of a vocabulary does not contain the name of its tokenizer.
+        parts += [name] * (name in BUILT and name != Words.name)
         if self.tokenizer:
             parts.append(self.tokenizer.sha256[:16])
         else:

@@ -1,1 +1,1 @@
-"""Use of a trained run: evaluation, text generation, scoring, and export as a SavedModel."""
+"""Use of a trained run: evaluation, text generation, scoring, and export."""

@@ -1,7 +1,8 @@
 """Compiled CPU ops for the training step.
 
 ``python -m lm.kernels.build`` compiles the library, and ``available()`` says whether this process
-can use it. Otherwise, lm/model/plain.py computes the same results with TensorFlow's own ops.
+can use it. Otherwise, lm/model/plain.py computes the same results with TensorFlow's own ops, except
+for rounding.
 
 Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. The factors
 of a product have the shapes [N, K] and [K, M]. All tensors are float32. The ``precision``

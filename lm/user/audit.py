@@ -34,6 +34,7 @@ _ASSIGNS = re.compile(
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
     r"|LmAddToAverage"
 )
+_READS_INPUTS = re.compile(r"Queue.*Dequeue.*|IteratorGetNext.*")
 _DRAWS_NOTHING = {"ComputeAccidentalHits", "AllCandidateSampler"}  # although they have seeds
 # The change of a variable by an assignment of a value.
 _CHANGES = {
@@ -230,6 +231,11 @@ def check_operations(
                 f"{_with_line(where, name)} assigns to a variable ({name}): use the state to carry"
                 " values from window to window, or add the assignment to the collection UPDATE_OPS"
                 " and let nothing depend on it"
+            )
+        if _READS_INPUTS.fullmatch(node.op) and is_executed:
+            raise UserError(
+                f"{_with_line(where, name)} reads a queue or a tf.data iterator ({name}): use the"
+                " words that the function receives"
             )
         if node.op == "Placeholder" and is_executed and not in_loop:
             raise UserError(

@@ -48,6 +48,11 @@ MISTAKES = {
     "    table = tf.lookup.StaticHashTable(start, 0)\n"
     "    x *= tf.cast(table.lookup(inputs_TB), tf.float32)[:, :, None]\n" + GOOD:
         "which is not used: use tf.gather from a constant instead of a lookup table",
+    "    x += tf.cast(tf.train.range_input_producer(5).dequeue(), tf.float32)\n" + GOOD:
+        "line 13: build_outputs reads a queue or a tf.data iterator",
+    "    words = tf.data.make_one_shot_iterator(tf.data.Dataset.range(5))\n"
+    "    x += tf.cast(words.get_next(), tf.float32)\n" + GOOD:
+        "line 14: build_outputs reads a queue or a tf.data iterator",
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD:
