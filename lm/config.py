@@ -38,8 +38,8 @@ class Config(Checked):
     )  # fmt: skip
     vocab_size: int | None = option(
         None, "size of the vocabulary, including <eos> and <unk>, which replaces the rarest words"
-        " or characters (default: keep all). A corpus of token IDs without tokenizer needs it", low=3,
-        affects="data",
+        " or characters (default: keep all). A corpus of token IDs without tokenizer needs it",
+        low=3, affects="data",
     )  # fmt: skip
     min_count: int = option(
         1, "replace words that occur fewer than N times in the training text by <unk>", low=1,
@@ -245,8 +245,8 @@ class RunOptions(Checked):
     affects_by_default = "nothing"
 
     data_path: str | None = option(
-        None, "text file or directory of the corpus (default: the recorded one if the run resumes or"
-        " uses --init_from, otherwise data)", is_path=True,
+        None, "text file or directory of the corpus (default: the recorded one if the run resumes"
+        " or uses --init_from, otherwise data)", is_path=True,
     )  # fmt: skip
     data_url: str | None = option(
         None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,

@@ -95,16 +95,23 @@ class RunRecord:
         return dataclasses.replace(self, config={**defaults(config_class), **self.config})
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The config without the paths of files that `vocabulary` identifies: they may move."""
+        paths = {
+            name: "a file"
+            for name in ("tokenizer", "vocabulary")
+            if os.path.isabs(self.config.get(name) or "")
+        }
+        return {**self.config, **paths}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The facts that identify the run. The keys are their names."""
         files = {"the config file": None}
         if self.config_file:
             files = {"the config file": self.config_file.sha256, **self.config_file.loaded}
-        # The checksum of the vocabulary identifies the file of a tokenizer, which may move.
-        is_file = os.path.isabs(self.config.get("tokenizer", ""))
         return {
-            **self.config,
-            **({"tokenizer": "a file"} if is_file else {}),
+            **self.settings,
             "vocabulary": self.vocabulary,
             "corpus": self.corpus.sha256,
             **{name + _FILE: sha256 for name, sha256 in files.items()},

@@ -10,6 +10,7 @@ Without a launcher, the command starts its ranks with mpirun. The exit code is 1
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,10 @@ from lm.cli.parser import parse
 from lm.distributed import launch
 from lm.distributed.allocation import read_allocation
 from lm.distributed.communicator import Communicator
+from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, RunError, UserError
 from lm.options import Checked, option
+from lm.system import ends_with_this_process
 
 TIMEOUT_SECONDS = 180
 _FIX = (
@@ -45,7 +48,7 @@ def _parse(argv: Sequence[str]) -> CheckOptions:
     return parse(argv, __doc__, CheckOptions)[CheckOptions]
 
 
-def _check(_options: CheckOptions, comm: Communicator, _supervisor: None) -> None:
+def _check(_options: CheckOptions, comm: Communicator, _supervisor: Supervisor) -> None:
     from lm.check.ranks import check_ranks  # imports TensorFlow
 
     check_ranks(comm)
@@ -77,6 +80,7 @@ def _run(command: Sequence[str]) -> None:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,  # ssh without a terminal cannot wait for a password
+                preexec_fn=ends_with_this_process(signal.SIGTERM),
                 timeout=TIMEOUT_SECONDS,
             ).returncode
         stderr.seek(0)

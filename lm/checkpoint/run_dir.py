@@ -144,7 +144,7 @@ def _check_resumable(
     ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
-        raise _rejection(difference, record)
+        raise _rejection(difference, before, record)
     if not checkpoint.manifest.in_sync:
         logger.warning(
             "%s was saved after the weights of the ranks had diverged. All ranks continue with the"
@@ -153,16 +153,18 @@ def _check_resumable(
         )
 
 
-def _rejection(difference: Difference, record: RunRecord) -> UserError:
-    name, before, now = difference
+def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) -> UserError:
+    name = difference.name
     if file := difference.file:
         reason = f"{file} has changed"
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):
         reason, fix = f"the {name} has changed", "check --data_path"
     else:
+        before, now = earlier.config.get(name), record.config.get(name)
         reason = f"{name} was {before!r} in this run and is {now!r} now"
-        # A run whose config file defines a network or fields cannot do without --config.
-        fix = f"use --{name}={before}" if record.config_file else f"leave out --{name} and --config"
+        fix = f"leave out --{name} and --config"
+        if record.config_file:  # which needs --config
+            fix = f"leave out --{name}" if before is None else f"use --{name}={before}"
         fix += ", or start a new run with --init_from"
     return UserError(f"cannot resume: {reason}; {fix}")

@@ -91,14 +91,15 @@ class Arguments:
         """Return the output of `--print_config`, with the `recorded` config of a run."""
         rows = []
         for cls, given in self.given.items():
-            options = self[cls]
-            if cls is Config and recorded is not None:
-                options = replaced(Config(**recorded), **given)
+            if cls is ConfigChoice and recorded is not None:
+                continue
+            is_recorded = cls is Config and recorded is not None
+            options = replaced(Config(**recorded), **given) if is_recorded else self[cls]
             for field in dataclasses.fields(options):
                 value, source = getattr(options, field.name), "default"
                 if field.name in given:
                     source = "command line"
-                elif cls is Config and recorded is not None:
+                elif is_recorded:
                     source = "run"
                 elif cls is Config and value != field.default:
                     source = "config file"

@@ -63,7 +63,8 @@ def run(
                 raise failure
         work(parsed, comm, supervisor)
 
-    _finish(comm, lambda: Supervisor(comm, RunOptions().step_timeout_seconds), work_together)
+    timeout = RunOptions().step_timeout_seconds
+    _finish(comm, lambda: Supervisor(comm, timeout, is_command=True), work_together)
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:

@@ -40,8 +40,10 @@ def stopped_by(number: int) -> str:
 class Signals:
     """Records the requests of signals until it is closed.
 
-    Before `defer` is called, a stop signal raises KeyboardInterrupt(number) in the main thread, and
-    ends the process if the main thread does not return from C code within a second.
+    Before `defer` is called, a stop signal raises KeyboardInterrupt(number) in the main thread. If
+    `exits` is true, it also ends the process if the main thread does not return from C code within
+    a second, and a second SIGINT ends the process. A caller's process, such as a notebook, is not
+    ended: there, a second signal raises KeyboardInterrupt too.
 
     A thread receives the signals, because Python runs a handler only after the main thread returns
     from C code, and a rank that waits for a dead rank never returns. Outside the main thread,
@@ -49,12 +51,12 @@ class Signals:
     acknowledges stop signals on the console.
     """
 
-    def __init__(self, speaks: bool = True) -> None:
+    def __init__(self, speaks: bool = True, exits: bool = True) -> None:
         self.stop = 0  # number of the first stop signal, or 0
         self.save = False  # whether a save was requested since the last save
-        self._speaks, self._is_deferred = speaks, False
+        self._speaks, self._exits, self._is_deferred = speaks, exits, False
         self._saved_at = -_SAME_REQUEST_SECONDS
-        self._num_interrupts = 0
+        self._num_interrupts, self._num_handled = 0, 0
         self._end = threading.Timer(_END_SECONDS, self._end_unless_deferred)
         self._end.daemon = True
         self._previous: dict[int, Any] = {}
@@ -95,7 +97,10 @@ class Signals:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         # The thread receives the signal through the wakeup descriptor.
-        if number in _STOP and not self._is_deferred:
+        if number not in _STOP:
+            return
+        self._num_handled += 1
+        if not self._is_deferred or (self._num_handled > 1 and not self._exits):
             raise KeyboardInterrupt(int(_STOP[number]))
 
     def _read(self) -> None:
@@ -109,12 +114,12 @@ class Signals:
         elif number in _STOP:
             is_first, self.stop = not self.stop, self.stop or int(_STOP[number])
             self._num_interrupts += number == signal.SIGINT
-            if self._num_interrupts == 2:
+            if self._num_interrupts == 2 and self._exits:
                 self._exit("interrupted twice: stopping immediately")
             if is_first and self._is_deferred:
                 again = "; Ctrl-C again ends without saving" * (number == signal.SIGINT)
                 self._print(f"stopping after this step and saving{again}")
-            elif is_first:
+            elif is_first and self._exits:
                 self._end.start()
 
     def _end_unless_deferred(self) -> None:

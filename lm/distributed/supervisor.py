@@ -64,8 +64,9 @@ class Supervisor:
       on_failure: Called in a separate thread, with the reason, when this rank is ended.
     """
 
-    def __init__(self, comm: Communicator, timeout_seconds: float):
-        self.signals, self.timeout = Signals(comm.is_rank_0), timeout_seconds
+    def __init__(self, comm: Communicator, timeout_seconds: float, is_command: bool = False):
+        exits = is_command or comm.size > 1  # a single process may be the user's notebook
+        self.signals, self.timeout = Signals(comm.is_rank_0, exits), timeout_seconds
         self._comm, self._num_progressed = comm, 0
         self._own, self._processes = _Process(socket.gethostname(), os.getpid()), []
         self.on_failure: Callable[[str], None] = lambda reason: None

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from lm.errors import error_class, printable
 from lm.files import RetryingAppend
 
 _MAX_EARLY_LINES = 1000
+_MOMENTARY = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}  # errors of a console that is a file
 
 
 class _Formatter(logging.Formatter):
@@ -30,7 +32,9 @@ def may_be_gone(stream: TextIO) -> Iterator[None]:
     """Ignore a failed write to the console, because a closed terminal must not end a run."""
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno in _MOMENTARY:
+            return
         # Redirect the stream: otherwise, the buffered text would fail again when Python exits.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -27,7 +27,7 @@ _LOG_SECONDS = 50.0  # less, so that steps are reported before the log is silent
 
 
 class Reporter:
-    """Writes the events of a run on rank 0, and closes its log files at the end.
+    """Writes the events of a run on rank 0, and the reason for its end to the log files.
 
     `output_dir` is None on all ranks except rank 0. `has_perplexity` says whether exp(loss) of a
     step is a perplexity. `on_event` is a shell command that receives the events.

@@ -39,8 +39,8 @@ class ReportOptions(Checked):
     )
     examples: bool | None = option(
         None,
-        "show the start of the validation text and a sample of the best run that has a checkpoint;"
-        " licensed text (PTB) is only shown with --examples",
+        "show the start of the validation text and a sample of the best run that has a checkpoint"
+        " and needs no config file; licensed text (PTB) is only shown with --examples",
     )
     time_to: str | None = option(
         None,

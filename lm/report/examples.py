@@ -38,13 +38,14 @@ def text_part(title: str, predictions: Iterable["Prediction"]) -> Part:
 def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator[Part]:
     """Yield the start of the validation text and a sample of the best run of each section.
 
-    Runs without a checkpoint or a corpus and networks of config files are left out. Licensed text
-    is left out by default.
+    Runs without a checkpoint or a corpus and runs that need a config file are left out. Licensed
+    text is left out by default.
     """
     for section in sections:
-        # A network in a config file is not executed, because a report may be of anyone's runs.
+        # A config file is not executed, because a report may be of anyone's runs.
         runs = [r for r in section.runs if r.checkpoint_steps and not r.record.config_file]
         if not runs:
+            logger.info("no examples: all runs need a config file or have no checkpoint")
             continue
         run = min(runs, key=lambda run: run.valid_perplexity)
         is_licensed = run.record.corpus.kind == "ptb"

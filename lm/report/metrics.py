@@ -39,7 +39,7 @@ class RunMetrics(NamedTuple):
         if init := self.record.init_from:
             checksums = json.dumps(init.sha256, sort_keys=True)
             files["init_from"] = hashlib.sha256(checksums.encode()).hexdigest()
-        return {**self.record.config, **{name: value[:12] for name, value in files.items()}}
+        return {**self.record.settings, **{name: value[:12] for name, value in files.items()}}
 
     @property
     def name(self) -> str:

@@ -107,9 +107,9 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     """Parse a command line, and add the earlier flags of a resumed search."""
     arguments = _parse(argv[1:])
     directory = arguments[SearchDirectory].output_dir
-    settings, given = load_settings(directory), _flags(arguments)
+    settings = load_settings(directory)
     if settings is None:
-        return arguments, Settings("", given)
+        return arguments, Settings("", _flags(arguments))
     if not arguments[SearchDirectory].resume:
         raise UserError(
             f"output_dir {directory} already contains a search; continue it with --resume, or"
@@ -117,6 +117,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
         )
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
     # Flags that may be repeated add up, so an earlier value must not precede a given one.
+    given = {name for flags in arguments.given.values() for name in flags}
     kept = {name: value for name, value in earlier.items() if name not in given}
     arguments = _parse([f"--config={copy}", *as_flags(kept), *argv[1:]])
     file = arguments.config_file

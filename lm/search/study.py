@@ -212,7 +212,8 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
 def interrupt(study: optuna.Study, trials: Iterable[optuna.Trial | FrozenTrial]) -> None:
     """Let this driver or the next driver continue running trials later."""
     for trial in trials:
-        study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,18 @@ def test_work_that_ignores_the_interrupt_ends_within_a_second():
     assert (code, lines[-1]) == (143, "lm: stopped by SIGTERM\n")
 
 
+def test_the_process_of_a_caller_is_never_ended():
+    work = "signals.close(); signals = Signals(exits=False)\n"
+    work += "try: print('ready', flush=True); time.sleep(30)\n"
+    work += "except KeyboardInterrupt: time.sleep(1.5)\nsignals.close()\n"
+    work += "signals = Signals(exits=False); signals.defer()\n"
+    work += "try: print('saves', flush=True); time.sleep(30)\n"
+    work += "except KeyboardInterrupt: print('kept')"
+    # The second one is acknowledged before the third one is sent.
+    code, lines = stop(work, signal.SIGINT, signal.SIGINT, signal.SIGINT)
+    assert code == 0 and "stopping after this step" in lines[2] and lines[-1] == "kept\n"
+
+
 def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated():
     work = "signals.defer(); print('ready', flush=True); time.sleep(30)"
     code, lines = stop(work, signal.SIGINT, signal.SIGINT)
