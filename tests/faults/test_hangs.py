@@ -36,7 +36,7 @@ def test_a_disk_that_never_answers_ends_the_job(start, tmp_path):
 
 def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
     flags = (*LONG, "--step_timeout_seconds", 3)
-    job = start(tmp_path, *flags, num_ranks=2, fault="stop:1:30")
+    job = start(tmp_path, *flags, num_ranks=2, fault="stop:1:30", forked=True)
     job.wait_for_step(29)
     code, output = job.finish(timeout=3 + 10)
     assert code == 1
@@ -94,6 +94,7 @@ def test_a_rank_that_stops_in_a_command_is_named(start, tmp_path, corpora):
     assert "which is stopped or gone" in error
 
 
+@pytest.mark.soak
 def test_a_shared_evaluation_may_be_slow_but_not_stop(start, tmp_path):
     # The batches have one row, so rank 1 has no work and waits. Rank 0 stops during the test.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 3)

@@ -69,6 +69,7 @@ def test_a_start_that_was_killed_before_it_wrote_the_record_can_be_repeated(tmp_
     assert saved_steps(run)[-1] == 2
 
 
+@pytest.mark.soak
 def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, text):
     """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -96,7 +97,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
         "--hidden_size", 8, "--batch_size", 40, "--num_epochs", 12, "--checkpoint_every_steps", 20,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
         "--lr_schedule", "plateau", "--lr_plateau_factor", 0.98, "--asgd_trigger_epochs", 1,
-        "--early_stopping_epochs", 3, "--eval_batch_size", 100, "--log_every_steps", 1,
+        "--early_stopping_epochs", 3, "--eval_batch_size", 400, "--log_every_steps", 1,
         "--eval_every_steps", 16,
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"

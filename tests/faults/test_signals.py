@@ -46,7 +46,7 @@ def check_stopped(job, code, name, timeout=GONE_SECONDS):
     ],
 )
 def test_a_signal_to_ranks_stops_all_at_the_same_step(start, tmp_path, name, targets):
-    job = start(tmp_path, *LONG, num_ranks=2)
+    job = start(tmp_path, *LONG, num_ranks=2, forked=True)
     job.wait_for_step(20)
     ranks = job.ranks()
     for rank in targets:
@@ -91,7 +91,7 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
 @pytest.mark.parametrize(
     "flags, seconds",
     [
-        ((), 4),
+        ((), 2),
         pytest.param(
             ("--config", "config_transformer", "--corpus", "embedded", "--hidden_size", 512,
              "--batch_size", 40, "--num_steps", 70, "--nocheck_network"),
@@ -109,7 +109,8 @@ def test_a_stop_signal_waits_for_a_long_first_step(start, tmp_path, flags, secon
 
 @pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])
 def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, launcher):
-    job = start(tmp_path / "run", "--hidden_size", 8, "--num_layers", 100, launcher=launcher)
+    flags, forked = ("--hidden_size", 8, "--num_layers", 100), launcher is not None
+    job = start(tmp_path / "run", *flags, launcher=launcher, forked=forked)
     job.wait_for((tmp_path / "run").exists)  # the network is built next
     ranks = job.ranks()
     job.process.send_signal(signal.SIGINT)
@@ -121,7 +122,7 @@ def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, laun
 
 def test_a_stop_signal_waits_for_copies_that_take_long(start, tmp_path):
     flags = (*LONG, "--checkpoint_every_steps", 20, "--keep_checkpoints", 1)
-    job = start(tmp_path, *flags, num_ranks=2, fault="slow_copy:6", forked=True)
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_copy:3", forked=True)
     job.wait_for_step(20)  # the signal arrives during the save of this step
     job.process.send_signal(signal.SIGUSR2)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM", timeout=60)
@@ -135,7 +136,7 @@ def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
     ours, its = pty.openpty()
     job = start(
         tmp_path, *LONG, launcher=RUN_JOB, start_new_session=True, preexec_fn=own_terminal,
-        stdin=its, stdout=its, stderr=its,
+        stdin=its, stdout=its, stderr=its, forked=True,
     )  # fmt: skip
     os.close(its)
     job.wait_for_step(20)

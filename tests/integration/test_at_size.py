@@ -61,6 +61,7 @@ def normalized(command):
         command = re.sub(r"--(max_steps|num_epochs) \d+", "", command)
         limits += "" if "--data_path" in command else " --data_path data"
         limits += " --max_steps 4" if "--resume" in command else " --max_steps 2"
+        limits += " --num_layers 1 --nocheck_network" * ("config_transformer" in command)
     start, redirect, source = command.partition("<")
     return " ".join(f"{start} {limits} {redirect}{source}".split())
 

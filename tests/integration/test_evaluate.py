@@ -52,7 +52,8 @@ def test_several_ranks_compute_the_result_of_one(trained, num_ranks, rows):
         trained, "--split", ",".join(splits), "--eval_batch_size", rows,
         num_ranks=num_ranks, timeout=240,
     )  # fmt: skip
-    for one, many in zip(evaluate(str(trained), splits, eval_batch_size=rows), several):
+    alone = evaluate(str(trained), splits, eval_batch_size=rows)
+    for one, many in zip(alone, several, strict=True):
         assert many["world_size"] == num_ranks and many["tokens"] == one["tokens"]
         # TensorFlow's products of different sizes are rounded differently.
         tolerance = 0 if kernels.available() else 1e-9

@@ -23,7 +23,8 @@ from tests.commands import (
 
 FLAGS = (
     "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--num_epochs", 3,
-    "--batch_size", 400, "--checkpoint_every_steps", 100, "--log_every_steps", 1,
+    "--batch_size", 2000, "--checkpoint_every_steps", 20, "--log_every_steps", 1,
+    "--eval_batch_size", 400,
     "--sampler", "grid", "--space", "learning_rate=0.1|0.001|1.0", "--trials", 4,
     "--ranks_per_trial", 2,
 )  # fmt: skip

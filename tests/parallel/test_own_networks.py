@@ -11,7 +11,7 @@ NETWORKS = {  # config files and flags
     # A network without state that defines its losses and its update.
     "convolution": (ROOT / "tests/networks/convolution.py", "--window_order", "shuffled"),
     # With 200 units, the results depend on the size of TensorFlow's intra-op pool.
-    "gru": (ROOT / "configs/config_gru.py",),
+    "gru": (ROOT / "configs/config_gru.py", "--num_steps", 5),
 }
 TRANSFORMER = {
     "transformer in bfloat16": (

@@ -87,6 +87,7 @@ def test_a_run_with_options_at_their_limits(tmp_path, corpora, names, flags):
     assert (tmp_path / "run/checkpoints/step-00000001").exists()
 
 
+@pytest.mark.timeout(60)
 def test_the_largest_number_of_layers_is_built_within_seconds():
     layers = limit(Config, "num_layers")
     with tf.Graph().as_default():

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,63 +38,74 @@ print("alive")
 SLEEP = "time.sleep(30)"
 
 
-def run(*lines, elsewhere=""):
+ALLOWED = {
+    "a preparation": ("watched.preparing('x').__enter__()", "time.sleep(2)"),
+    "progress": (
+        "for _ in range(20):",
+        "    with watched.exchange('step 7'): time.sleep(0.1)",
+        "with watched.alone('the work'):",
+        "    for _ in range(20): watched.progressed(); time.sleep(0.1)",
+    ),
+}
+HANGS = {  # the phase in the message -> lines
+    "step 7, waiting for rank 1, which": ("with watched.exchange('step 7'):", f"    {SLEEP}"),
+    "a write (--step_timeout_seconds)": ("with watched.alone('a write'):", f"    {SLEEP}"),
+    "a save": (  # Staying in touch is not progress.
+        "with watched.waiting('a save') as waiting:",
+        "    while True: waiting.poll(progress=False); time.sleep(0.1)",
+    ),
+    "a save, waiting for rank 1": (  # After an inner phase, its outer phase continues.
+        "with watched.exchange('a save'):",
+        "    with watched.alone('a write'): pass",
+        f"    {SLEEP}",
+    ),
+}
+GONE = ("other.kill()", "other.wait()", SLEEP)
+ELSEWHERE = {  # number of ranks on other hosts -> their names in the message
+    16: "ranks 2 to 9 on n0 or ranks 10 to 17 on n1",
+    992: "the ranks on 124 other hosts",
+}
+
+
+def run(case):
     """Run code with a timeout of one second, on two ranks and on ranks elsewhere."""
+    lines, num_elsewhere = case
+    elsewhere = f"*((f'n{{rank // 8}}', 1) for rank in range({num_elsewhere}))"
     return run_code(PROGRAM.format(timeout=1, work="\n".join(lines), elsewhere=elsewhere))
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        pytest.param(("watched.preparing('x').__enter__()", "time.sleep(2)"), id="a preparation"),
-        pytest.param(
-            (
-                "for _ in range(20):",
-                "    with watched.exchange('step 7'): time.sleep(0.1)",
-                "with watched.alone('the work'):",
-                "    for _ in range(20): watched.progressed(); time.sleep(0.1)",
-            ),
-            id="progress",
-        ),
-    ],
-)
-def test_the_supervisor_allows_time_for(lines):
-    assert run(*lines).stdout == "alive\n"
+@pytest.fixture(scope="module")
+def results():
+    """The results of all programs, which mostly sleep and run at the same time."""
+    cases = [(lines, 0) for lines in (*ALLOWED.values(), *HANGS.values(), GONE)]
+    cases += [(next(iter(HANGS.values())), count) for count in ELSEWHERE]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return dict(zip(cases, pool.map(run, cases)))
 
 
-@pytest.mark.parametrize(
-    "lines, where",
-    [
-        (("with watched.exchange('step 7'):", f"    {SLEEP}"), "step 7, waiting for rank 1, which"),
-        (("with watched.alone('a write'):", f"    {SLEEP}"), "a write (--step_timeout_seconds)"),
-        (  # Staying in touch is not progress.
-            (
-                "with watched.waiting('a save') as waiting:",
-                "    while True: waiting.poll(progress=False); time.sleep(0.1)",
-            ),
-            "a save",
-        ),
-        (  # After an inner phase, its outer phase continues.
-            (
-                "with watched.exchange('a save'):",
-                "    with watched.alone('a write'): pass",
-                f"    {SLEEP}",
-            ),
-            "a save, waiting for rank 1",
-        ),
-    ],
-)
-def test_a_phase_that_hangs_is_named_at_the_timeout(lines, where):
-    result = run(*lines)
+@pytest.mark.parametrize("name", ALLOWED)
+def test_the_supervisor_allows_time_for(results, name):
+    assert results[ALLOWED[name], 0].stdout == "alive\n"
+
+
+@pytest.mark.parametrize("where", HANGS)
+def test_a_phase_that_hangs_is_named_at_the_timeout(results, where):
+    result = results[HANGS[where], 0]
     assert result.returncode == 1
     assert f"no progress for 1 s in {where}" in result.stderr
 
 
-def test_a_preparation_ends_if_another_rank_is_gone():
-    result = run("other.kill()", "other.wait()", SLEEP)
+def test_a_preparation_ends_if_another_rank_is_gone(results):
+    result = results[GONE, 0]
     assert result.returncode == 1
     assert "in the preparation, waiting for rank 1 on " in result.stderr
     assert "which is stopped or gone" in result.stderr
+
+
+@pytest.mark.parametrize("num_ranks", ELSEWHERE)
+def test_messages_name_ranks_on_many_hosts_briefly(results, num_ranks):
+    result = results[next(iter(HANGS.values())), num_ranks]
+    assert f"in step 7, waiting for {ELSEWHERE[num_ranks]} (--step" in result.stderr
 
 
 def test_time_while_the_job_is_suspended_does_not_count():
@@ -108,16 +120,6 @@ def test_time_while_the_job_is_suspended_does_not_count():
         process.send_signal(signal.SIGCONT)
         output, _ = process.communicate("\n", timeout=30)
     assert (process.returncode, output) == (0, "alive\n")
-
-
-@pytest.mark.parametrize(
-    "num_ranks, named",
-    [(16, "ranks 2 to 9 on n0 or ranks 10 to 17 on n1"), (992, "the ranks on 124 other hosts")],
-)
-def test_messages_name_ranks_on_many_hosts_briefly(num_ranks, named):
-    elsewhere = f"*((f'n{{rank // 8}}', 1) for rank in range({num_ranks}))"
-    result = run("with watched.exchange('step 7'):", f"    {SLEEP}", elsewhere=elsewhere)
-    assert f"in step 7, waiting for {named} (--step" in result.stderr
 
 
 @pytest.mark.parametrize("pieces", [(50, 0, 0), (0, 50, 20), (50, 50, 50)])

@@ -44,10 +44,15 @@ def text(generator, num_words=40, seed=1, prompt="", **sampling):
     return split_words(found.text)
 
 
-def log_probs_after(run, prompt):
+@pytest.fixture(scope="module")
+def scorer(run):
+    return Scorer(run, 8)
+
+
+def log_probs_after(scorer, prompt):
     """Return the log-probabilities of the next word after a prompt, computed by scoring."""
-    scores = list(Scorer(run, 8).score(" ".join([*prompt, word]) for word in WORDS[1:]))
-    (ending,) = Scorer(run, 8).score([" ".join(prompt)])
+    scores = list(scorer.score(" ".join([*prompt, word]) for word in WORDS[1:]))
+    (ending,) = scorer.score([" ".join(prompt)])
     return np.array([ending.log_probs[-1], *(score.log_probs[-2] for score in scores)])
 
 
@@ -61,19 +66,19 @@ def test_seed_prompt_and_position_determine_a_text(run, generator):
     assert text(generator) != text(generator, seed=2)
 
 
-def test_the_log_probability_of_a_text_is_its_score(run, generator):
+def test_the_log_probability_of_a_text_is_its_score(generator, scorer):
     (found,) = generator.generate(["a f"], Sampling(num_words=9, seed=3, temperature=0.5))
     words = split_words(found.text)
     expected = 0
     for index, word in enumerate(words):
         start = max(i + 1 for i, w in enumerate(["<eos>", *words[:index]]) if w == "<eos>")
         assert start == 1, "choose a seed without line ends"
-        expected += log_probs_after(run, ["a", "f", *words[:index]])[WORDS.index(word)]
+        expected += log_probs_after(scorer, ["a", "f", *words[:index]])[WORDS.index(word)]
     assert found.log_probability == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_next_tokens_are_the_most_probable_words(run, generator):
-    expected = np.exp(log_probs_after(run, ["a", "f"]))
+def test_the_next_tokens_are_the_most_probable_words(run, generator, scorer):
+    expected = np.exp(log_probs_after(scorer, ["a", "f"]))
     (found,) = Generator(run, 2).next_tokens(["a f"], 3)
     order = np.argsort(-expected)[:3]
     assert [token for token, _ in found] == [WORDS[i].replace("<eos>", "\n") for i in order]
@@ -106,12 +111,12 @@ def test_beam_search_finds_what_an_exhaustive_search_finds(tmp_path):
     assert text == drawn
 
 
-def test_first_words_follow_the_distribution_of_the_model(run):
+def test_first_words_follow_the_distribution_of_the_model(run, scorer):
     """With 5 degrees of freedom, chi-square exceeds 25.7 once in 10,000 times."""
     draws = 1000
     how = Sampling(num_words=1, num_samples=draws, seed=1, allow_unk=True)
     first = [WORDS.index(*split_words(t.text)) for t in Generator(run, 50).generate(["bcd"], how)]
-    expected = draws * np.exp(log_probs_after(run, ["bcd"]))
+    expected = draws * np.exp(log_probs_after(scorer, ["bcd"]))
     counts = np.bincount(first, minlength=len(WORDS))
     assert ((counts - expected) ** 2 / expected).sum() < 25.7
 

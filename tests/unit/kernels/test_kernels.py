@@ -79,7 +79,7 @@ def all_ops(threads, precisions=("float32", "bfloat16")):
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    calls = [(threads,) for threads in (1, 2, 3, 4, 3, 4)]
+    calls = [(threads,) for threads in (1, 2, 4, 4)]
     first, *others = in_new_processes(all_ops, calls)
     for other in others:
         for a, b in zip(first, other):

@@ -168,7 +168,7 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
         ours = [model.loss, model.nll_sum, *map(tf.convert_to_tensor, found.gradients)]
         theirs = [loss, nll, *map(tf.convert_to_tensor, expected)]
         results = session.run([ours, theirs], feed_of(model, words))
-    for one, other in zip(*results):
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 

@@ -130,7 +130,8 @@ def test_benchmarks_are_drawn(tmp_path, open_page):
 def test_a_page_follows_a_training_run(tmp_path, open_page):
     write_run(tmp_path / "run", losses=LOSSES)
     out, metrics = tmp_path / "out.html", tmp_path / "run/metrics.jsonl"
-    command = [sys.executable, "-m", "lm.report", tmp_path / "run", "--html", out, "--watch"]
+    code = "import lm.report.__main__ as report; report._RELOAD_SECONDS = 2; report.main()"
+    command = [sys.executable, "-c", code, tmp_path / "run", "--html", out, "--watch"]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL) as job:
         while not out.exists():
             assert job.poll() is None

@@ -131,7 +131,7 @@ def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
 @pytest.mark.parametrize(
     "failure, num_starts, reason",
     [
-        ("fail 'the loss is nan at step 3'", 3, "the loss is nan at step 3"),
+        ("fail 'the loss is nan at step 3' 2", 1, "the loss is nan at step 3"),
         ("fail 'batch_size is wrong' 2", 1, "batch_size is wrong"),
         ("echo lm: error: no corpus; exit 2", 1, "no corpus"),
         ("kill -9 $$", 3, "exit code -9; see the trial's console.txt"),
@@ -157,7 +157,7 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
     with pytest.raises(Stopped, match="--resume") as caught:
         search(body=WAIT, on_tick=press)
     assert caught.value.exit_code == 130
-    assert starts(search, 0)[1:] in (["saved"], [])  # the signal may kill it before it trains
+    assert starts(search, 0)[1:] == ["saved"]
     assert states(search()) == [COMPLETE] * 3
     assert starts(search, 0)[-1] == "start"
     assert len(list((search.directory / "trials").iterdir())) == 3

@@ -78,7 +78,7 @@ def test_the_gradients_of_the_built_in_network_are_exact(fields):
     config = Config(**COMMON, **fields)
     vocab_size = 200 if "virtual_ranks" in fields else V  # a large table has a sparse gradient
     whole = train(config, at_once=8, vocab_size=vocab_size)
-    for at_once in (1, 2, 5):
+    for at_once in (1, 5):
         assert_equal(train(config, at_once=at_once, vocab_size=vocab_size), whole, rtol=0)
 
 
