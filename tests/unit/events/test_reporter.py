@@ -63,9 +63,10 @@ def test_an_observer_that_fails_causes_one_warning(caplog, tmp_path, command, re
 
 
 def test_the_last_log_line_is_the_reason_for_the_end_of_the_run(tmp_path):
-    with pytest.raises(Stopped), Reporter(str(tmp_path)) as reporter:
-        reporter.logs = LogFiles([str(tmp_path / "log.txt")], "master", 0)
-        raise Stopped("stopped by SIGTERM", 15)
+    with contextlib.closing(LogFiles([str(tmp_path / "log.txt")], "master", 0)) as logs:
+        with pytest.raises(Stopped), Reporter(str(tmp_path)) as reporter:
+            reporter.logs = logs
+            raise Stopped("stopped by SIGTERM", 15)
     assert (tmp_path / "log.txt").read_text().endswith(" ERROR stopped by SIGTERM\n")
 
 
