@@ -1,20 +1,23 @@
 """Train and use runs from Python and from notebooks. docs/python.md shows examples."""
 
 import functools
+import os
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lm import logger
-from lm.config import RunOptions
+from lm.cli.parser import ConfigChoice
+from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
-from lm.distributed.agreement import on_all_ranks
+from lm.distributed.agreement import from_rank_0
 from lm.distributed.launch import connect, launched_rank
 from lm.errors import UserError
 from lm.events.logs import keep_early_lines, start_console
 from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
+from lm.record import recorded_config
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
@@ -25,14 +28,15 @@ if TYPE_CHECKING:
 _connect = functools.cache(connect)  # at most one connection per process
 
 
-def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
+def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str, Any]:
     """Train a model, and return the final results.
 
     The log and a progress bar appear on stderr or in the notebook. Under mpirun, all ranks call
     this function together.
 
     Args:
-      config: A config in `configs/`, or the path of a config file.
+      config: A config in `configs/`, or the path of a config file. The default is config_small, or
+        the config of the run to resume.
       **settings: Fields of `Config` and `RunOptions`, which are the flags of `lm.train`.
 
     Returns:
@@ -44,24 +48,32 @@ def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
     if not logger.handlers:
         start_console(launched_rank())
     keep_early_lines()
-    file = load_config_file(config)
+    file = load_config_file(_path(config or ConfigChoice.config))
     options, fields = {}, {}
     for name, value in settings.items():
         if name == "timeline":  # must be known before the first connection of this process
             raise UserError("timeline is only possible with python -m lm.train")
         if name in RunOptions.__dataclass_fields__:
-            options[name] = value
+            is_path = RunOptions.__dataclass_fields__[name].metadata["is_path"]
+            options[name] = _path(value) if is_path and value is not None else value
         elif name in file.config.__dataclass_fields__:
             fields[name] = value
         else:
             raise UserError(f"{name} is not a field of Config or RunOptions (see docs/flags.md)")
-    config, comm = replaced(file.config, **fields), _connect()
-    results = run_training(config, RunOptions(**options), comm, file.functions)
+    how, comm, before = RunOptions(**options), _connect(), None
+    if config is None and how.resume and how.output_dir:
+        before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
+    kept = file.config if before is None else Config(**before)
+    results = run_training(replaced(kept, **fields), how, comm, file.functions)
     if "epoch" in results:
         return results
-    with on_all_ranks(comm):  # A finished run that is resumed trains no epoch.
-        recorded = _recorded_results(results["output_dir"]) if comm.is_rank_0 else None
-    return {**comm.gather(recorded)[0], **results}
+    # A finished run that is resumed trains no epoch.
+    recorded = from_rank_0(comm, lambda: _recorded_results(results["output_dir"]))
+    return {**recorded, **results}
+
+
+def _path(path: str | os.PathLike) -> str:
+    return os.path.expanduser(os.fspath(path))
 
 
 def _recorded_results(run_dir: str) -> dict[str, Any]:
@@ -74,9 +86,9 @@ def _recorded_results(run_dir: str) -> dict[str, Any]:
 
 
 def open_run(
-    directory: str,
+    directory: str | os.PathLike,
     checkpoint: str = "last",
-    config: str | None = None,
+    config: str | os.PathLike | None = None,
     allow_changed_config_file: bool = False,
 ) -> "TrainedRun":
     """Open a run at one of its checkpoints.
@@ -90,7 +102,8 @@ def open_run(
     import_tensorflow()
     from lm.inference import trained_run
 
-    functions = load_config_file(config).functions if config else BUILT_IN
+    functions = load_config_file(_path(config)).functions if config else BUILT_IN
+    directory, checkpoint = _path(directory), _path(checkpoint)
     run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
     return TrainedRun(run, allow_changed_config_file)
 

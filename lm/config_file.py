@@ -61,6 +61,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
             module, loaded = _run_once(os.path.abspath(path), source)
+        loaded.check_unchanged()
         _check_names(module)
         if not hasattr(module, "get_config"):
             raise UserError("get_config() is not defined")
@@ -110,7 +111,7 @@ def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
     module = types.ModuleType(f"lm_config_{short_name(f'{path} {source}')}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # Dataclasses look up the module of their class.
-    loaded = LoadedFiles(path)
+    loaded = LoadedFiles(path, module.__name__)
     with collected_by(loaded):
         # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)

@@ -5,8 +5,9 @@
   mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
 
 Each text is divided into --eval_batch_size rows, and each row starts with an empty recurrent state.
-With --eval_batch_size 1, the model reads each text as one stream. With --lines, each line starts
-with an empty state, and --eval_batch_size lines are scored together.
+With --eval_batch_size 1, the model reads each text as one stream. A network without recurrent state
+reads each window of num_steps tokens separately. With --lines, each line starts with an empty
+state, and --eval_batch_size lines are scored together, in float32, as by lm.score.
 
 With --json, the command prints one line with a JSON object for each split:
 

@@ -97,6 +97,7 @@ def _generate(argv):
                 return
         first = 0
         for prompts in read_lines(options.prompts) if options.prompts else [[options.prompt or ""]]:
+            prompts = [prompt.removesuffix("\r") for prompt in prompts]  # of Windows line ends
             if options.next:
                 _print_next(prompts, generator.next_tokens(prompts, options.next), options.json)
             else:
@@ -130,7 +131,7 @@ def _print_text(pieces):
     last = ""
     for piece in pieces:
         last = piece or last
-        shown = printable(piece, kept="\n") if sys.stdout.isatty() else piece
+        shown = printable(piece, kept="\n\t\r") if sys.stdout.isatty() else piece
         print(shown, end="", flush=True)
     if not last.endswith("\n"):
         print()

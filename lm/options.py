@@ -98,6 +98,8 @@ class Checked:
                 continue
             if value == "" and is_optional:  # The user's shell variable may be unset.
                 raise UserError(f"{field.name} is empty: give a value, or leave it out")
+            if hasattr(value, "item"):  # a scalar of NumPy
+                value = value.item()
             if expected is float and type(value) is int:
                 value = float(value)
             if value == math.inf:  # JSON cannot represent infinity.

@@ -26,7 +26,9 @@ last lines contain the perplexities with and without unknown words.
 
 By default, texts are independent: the recurrent state is empty at the start of each text. With
 --continuous, the state at the end of a text continues in the next text, as in lm.evaluate with
---eval_batch_size 1.
+--eval_batch_size 1. If the network of a config file defines reads_words, each token is predicted
+from the last K tokens, while lm.evaluate reads windows of num_steps tokens separately. The
+perplexity of lm.evaluate is then usually higher.
 
 --nbest FILE reads lists in the format of Moses, `id ||| text ||| features [||| score]`, and the
 standard input if FILE is -. Each line gets a feature `lm`, the natural log-probability of its text,

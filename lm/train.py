@@ -14,7 +14,7 @@ import os
 from lm.cli import program
 from lm.cli.parser import ConfigChoice, parse
 from lm.config import Config, RunOptions
-from lm.distributed.agreement import on_all_ranks
+from lm.distributed.agreement import from_rank_0, on_all_ranks
 from lm.distributed.launch import launched_rank
 from lm.errors import UserError
 from lm.options import replaced
@@ -64,12 +64,8 @@ def _train(arguments, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
-    options, recorded = arguments[RunOptions], None
-    with on_all_ranks(comm):
-        if comm.is_rank_0:
-            recorded = _find_recorded(arguments)
     # The other hosts may not see the directory of rank 0.
-    recorded = comm.gather(recorded)[0]
+    options, recorded = arguments[RunOptions], from_rank_0(comm, lambda: _find_recorded(arguments))
     with on_all_ranks(comm):
         if recorded is None:
             config = arguments[Config]

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs
+_LEAST_OF_HEAD = 0.8  # of the words that the most frequent words of the same number would cover
 _MAX_NAMES = 10  # names that a message lists
 # Names of files that probably contain a text of the user.
 _TEXT_NAME = re.compile(
@@ -69,7 +70,28 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
             "adaptive_softmax_cutoffs needs token IDs that are sorted by frequency, so it needs"
             " --tokenizer words or characters"
         )
+    if config.cutoffs:
+        _warn_if_unsorted(corpus, config.cutoffs[0])
     return corpus
+
+
+def _warn_if_unsorted(corpus: Corpus, num_head: int) -> None:
+    """Warn if frequent words are not in the head of an adaptive softmax, as with --vocabulary."""
+    counts = np.zeros(len(corpus.tokenizer), np.int64)
+    for block in _blocks(corpus.train):
+        counts += np.bincount(block, minlength=len(counts))
+    head, best = counts[:num_head].sum(), np.sort(counts)[-num_head:].sum()
+    if head < _LEAST_OF_HEAD * best:
+        logger.warning(
+            f"the first {num_head:,} words of the vocabulary are {head / counts.sum():.0%} of the"
+            f" training text, but the most frequent {num_head:,} words are"
+            f" {best / counts.sum():.0%}: sort the vocabulary by frequency, or remove"
+            " adaptive_softmax_cutoffs"
+        )
+
+
+def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
+    return (ids[first : first + _BLOCK] for first in range(0, len(ids), _BLOCK))
 
 
 def find_data_path(
@@ -288,10 +310,9 @@ def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
 
 
 def _warn_without_unknown(encoded: EncodedCorpus) -> None:
-    unk_id, train = encoded.tokenizer.unk_id, encoded.ids["train"]
-    blocks = (train[first : first + _BLOCK] for first in range(0, len(train), _BLOCK))
+    unk_id = encoded.tokenizer.unk_id
     if isinstance(encoded.tokenizer, Words) and unk_id is not None:
-        if not any((block == unk_id).any() for block in blocks):
+        if not any((block == unk_id).any() for block in _blocks(encoded.ids["train"])):
             logger.warning(
                 f"{UNK} never occurs in train, so the model cannot learn its probability: add"
                 " --min_count 2"

@@ -9,7 +9,7 @@ import json
 import pathlib
 import socket
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ def on_all_ranks(comm: Communicator) -> Iterator[None]:
         error = UserError(message) if first["user"] else RunError(message)
         error.on_every_rank = True
         raise error
+
+
+def from_rank_0(comm: Communicator, compute: Callable[[], Any]) -> Any:
+    """Return the result of a function that only rank 0 calls. JSON must be able to represent it."""
+    with on_all_ranks(comm):
+        own = compute() if comm.is_rank_0 else None
+    return comm.gather(own)[0]
 
 
 def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:

@@ -61,8 +61,10 @@ def fed(
 
 def cell_classes() -> list[type]:
     """Return the classes that define `zero_state`, with subclasses before their base classes."""
-    cells = tf.nn.rnn_cell
-    return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
+    found = [tf.nn.rnn_cell.RNNCell]
+    for cls in found:  # the list grows
+        found += cls.__subclasses__()
+    return [cls for cls in dict.fromkeys(reversed(found)) if "zero_state" in vars(cls)]
 
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:

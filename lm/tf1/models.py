@@ -45,6 +45,11 @@ class Network:
         with tf.Graph().as_default(), shared_variables(config, training=False), scope:
             words_TB = tf.zeros([config.num_steps, 1], tf.int32)
             adapt(self._run)(words_TB, zero_state, context)
+        if self._state and not sizes:
+            raise UserError(
+                f"tf1.network: the program calls no zero_state of a cell, so {self._state} would"
+                " not reach the next window: define state_shapes and build_logits with tf1.fed"
+            )
         return {str(index): [size] for index, size in enumerate(sizes)}
 
     def build_logits(
@@ -93,5 +98,6 @@ def _part(built: Any, name: str) -> Any:
     try:
         return built[name] if isinstance(built, Mapping) else getattr(built, name)
     except (AttributeError, KeyError) as error:
-        names = sorted(built if isinstance(built, Mapping) else vars(built))
-        raise UserError(f"tf1.network: there is no {name} in {', '.join(names)}") from error
+        names = sorted(built if isinstance(built, Mapping) else getattr(built, "__dict__", ()))
+        found = ", ".join(names) or f"the {type(built).__name__} that build returned"
+        raise UserError(f"tf1.network: there is no {name} in {found}") from error

@@ -115,7 +115,7 @@ def _find(path: str, options: Options, files: LoadedFiles) -> tuple[_Program, st
     if not inside:
         raise UserError(f"{path} is not in the directory {' or '.join(roots)}; see root=")
     # Config files do not share a program, because they may change its flags.
-    package = f"lm_tf1_{short_name(os.pathsep.join([files.config_file, *directories]))}"
+    package = f"lm_tf1_{short_name(os.pathsep.join([files.key, *directories]))}"
     if package not in _programs:
         _programs[package] = _Program(package, directories)
     program = _programs[package]

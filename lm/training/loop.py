@@ -16,6 +16,7 @@ from lm.checkpoint import store, transfer
 from lm.checkpoint.progress import TrainProgress
 from lm.data.symbols import Characters
 from lm.distributed.agreement import on_all_ranks
+from lm.distributed.signals import stopped_by
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import Diverged, EveryRankError, Stopped
 from lm.events.reporter import Reporter
@@ -180,7 +181,7 @@ class Loop:
         tokens = self.graphs.sampler.draw(self.session, (self.job.config.seed, step))
         text = self.job.corpus.tokenizer.decode(tokens)
         self.reporter.event("sample", step=step, text=text)
-        logger.info("step %d  sample: %s", step, text.replace("\n", " / "))
+        logger.info("step %d  sample: %s", step, " / ".join(text.splitlines()))
         return True
 
     def _serve(self, requests: Requests) -> None:
@@ -193,7 +194,7 @@ class Loop:
 
     def _stopped(self, number: int) -> Stopped:
         return Stopped(
-            f"stopped by {signal.Signals(number).name} after step {self.progress.step}, which is"
+            f"{stopped_by(number)} after step {self.progress.step}, which is"
             " saved; continue with the same command and --resume --output_dir"
             f" {shlex.quote(self.job.output_dir)}",
             number,

@@ -19,9 +19,9 @@ _COPIES = "loaded_files"
 class LoadedFiles:
     """The files that a config file has loaded so far."""
 
-    def __init__(self, config_file: str):
-        self.config_file = os.path.abspath(config_file)
-        self._directory = os.path.dirname(self.config_file)
+    def __init__(self, config_file: str, key: str):
+        self._directory = os.path.dirname(os.path.abspath(config_file))
+        self.key = key  # identifies this version of the config file
         self._paths: dict[str, str] = {}  # absolute paths by name
         self.sha256: dict[str, str] = {}  # checksums by name
         # Adapts the functions of the config file to the loaded files.
@@ -38,6 +38,12 @@ class LoadedFiles:
         """Record a file that is about to be executed."""
         self._paths[name] = path
         self.sha256[name] = hashlib.sha256(source).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if a file has changed since this process, a notebook, executed it."""
+        for name, path in self._paths.items():
+            if sha256_of(path) != self.sha256[name]:
+                raise UserError(f"{name} has changed since this process loaded it: restart Python")
 
     def copy_to(self, directory: str) -> None:
         """Copy the files for a copy of the config file in a directory."""

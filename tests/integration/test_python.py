@@ -5,7 +5,8 @@ import re
 from tests.commands import ROOT, run_code
 
 CHECK = """
-import math
+import math, pathlib
+import numpy as np
 events = run.metrics()
 (tested,), (*_, epoch) = ([e for e in events if e["event"] == kind] for kind in ("test", "epoch"))
 assert results["test_perplexity"] == tested["test_perplexity"]
@@ -15,7 +16,9 @@ short = dict(corpus="embedded", output_dir="runs/short", batch_size=200, num_ste
              hidden_size=8, num_epochs=1)
 finished = train("config_test", **short)
 assert "epoch_seconds" in finished and train("config_test", **short, resume=True) == finished
-train("config_test", **{**short, "output_dir": "runs/new"}, max_steps=1, resume=True)
+assert train(output_dir=pathlib.Path("runs/short"), resume=True) == finished
+train("config_test", **{**short, "output_dir": "runs/new"}, max_steps=1, resume=True,
+      learning_rate=np.float64(0.5))
 assert "starting a new run" in open("runs/new/log.txt").read()  # lines before the start too
 assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
 assert run.generate("ba", num_words=20, seed=1)[0] == text

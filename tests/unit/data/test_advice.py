@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from lm.config import Config
-from lm.data.corpus import load_corpus
+from lm.config import Config, RunOptions
+from lm.data.corpus import load_corpus, load_corpus_to_train
 from lm.errors import UserError
 from lm.inference.lines import split_lines
 from tests.unit.data.texts import write
@@ -43,6 +43,18 @@ def test_advice_about_a_given_vocabulary_names_its_file(tmp_path, caplog):
     message = "50 words that are not in .*words.txt, .*: add <unk> or these words$"
     with pytest.raises(UserError, match=message):
         load_corpus(data_path, Config(vocabulary=str(file)))
+
+
+def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path, caplog):
+    data_path = write(tmp_path / "d", train="the cat\n" * 300 + "mat on a sat\n")
+    words = ["<eos>", "<unk>", "a", "mat", "on", "sat", "cat", "the"]
+    file = tmp_path / "words.txt"
+    for order, num_warnings in ([words, 1], [["<eos>", *words[:0:-1]], 0]):
+        file.write_text("".join(f"{word}\n" for word in order))
+        config = Config(vocabulary=str(file), adaptive_softmax_cutoffs="4")
+        caplog.clear()
+        load_corpus_to_train(config, RunOptions(data_path=data_path))
+        assert caplog.text.count("words are 100%: sort the vocabulary by frequency") == num_warnings
 
 
 def test_a_text_in_utf_16_is_an_error(tmp_path):

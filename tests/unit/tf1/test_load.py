@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import sys
 import traceback
 
 import pytest
@@ -243,6 +244,21 @@ def test_config_files_do_not_share_a_program(tmp_path):
         (tmp_path / f"{name}.py").write_text(config)
         file = load_config_file(str(tmp_path / f"{name}.py"))
         assert file.functions.loaded.keys() == {f"{name}_model.py", "shared.py"}
+
+
+def test_an_edited_program_is_not_trained_from_memory(load, tmp_path):
+    load(model=MODEL, layers=LAYERS)
+    (tmp_path / "program/layers.py").write_text(LAYERS + "# edited\n")
+    with pytest.raises(UserError, match=r"program/layers.py has changed since .*: restart Python"):
+        load_config_file(str(tmp_path / "mine.py"))
+
+
+def test_a_removed_flag_has_no_effect(load):
+    width = "\nmodel.FLAGS.width = 5\n\ndef get_config"
+    for config, units in [(CONFIG.replace("\ndef get_config", width), 5), (CONFIG, 3)]:
+        load(config, model=MODEL, layers=LAYERS)
+        module = next(m for n, m in reversed(sys.modules.items()) if n.endswith(".model"))
+        assert module.FLAGS.width == units
 
 
 def test_a_changed_file_changes_the_run(load):

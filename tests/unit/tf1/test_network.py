@@ -37,7 +37,10 @@ import tensorflow as tf
 def model(words, size):
     x = tf.get_variable("x", [size, 4])
     hidden = tf.layers.dense(tf.gather(x, words), 4, activation=tf.nn.relu)
-    return {"logits": tf.layers.dense(hidden, size)}
+    return {"logits": tf.layers.dense(hidden, size), "final_state": tf.zeros([4])}
+
+def nothing(words):
+    pass
 """
 WINDOWS = """
 import tensorflow as tf
@@ -95,11 +98,34 @@ def test_models_train_and_use_their_state(load, caplog, text, call):
         assert shapes == {"0": [4], "1": [4], "2": [4]}
 
 
+OWN_ZERO_STATE = """
+import tensorflow as tf
+
+class Cell(tf.nn.rnn_cell.GRUCell):
+    def zero_state(self, batch_size, dtype):
+        return tf.zeros([batch_size, 4], dtype)
+
+"""
+
+
+def test_cells_may_define_their_zero_state(load):
+    text = OWN_ZERO_STATE + OBJECT.replace("tf.contrib.rnn.GRUCell", "Cell")
+    text = text.replace("tf.contrib.rnn.MultiRNNCell(cells)", "cells[1]")
+    call = "Model(*words.shape, context.vocab_size), state='final_state'"
+    file = load_network(load, text, call)
+    assert file.functions.by_name["state_shapes"](file.config) == {"0": [4]}
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
         ("model(words, context.vocab_size)", "computes no cross entropy; pass the name"),
-        ("model(words, context.vocab_size), logits='y'", "there is no y in logits"),
+        ("model(words, context.vocab_size), logits='y'", "there is no y in final_state, logits"),
+        ("nothing(words), logits='y'", "there is no y in the NoneType that build returned"),
+        (
+            "model(words, context.vocab_size), logits='logits', state='final_state'",
+            "the program calls no zero_state of a cell, so final_state would not reach the next",
+        ),
         (
             "model(model.tf.transpose(words), context.vocab_size), logits='logits'",
             r"the logits are \[T, B, V\]: return tf.transpose\(logits, \[1, 0, 2\]\)",
