@@ -167,7 +167,9 @@ fi
 # checksum of an existing library.
 build_kernels() {
     local kept library compiler
-    compiler=$("${CXX:-g++}" --version | sha256sum | head -c 16) || return
+    compiler=$({
+        "${CXX:-g++}" --version && "$venv/bin/python" -c 'import platform; print(*platform.libc_ver())'
+    } | sha256sum | head -c 16) || return
     open_cache "kernels/$compiler"
     for library in "$kept"/*.so; do
         [[ -e $libraries/${library##*/} ]] || put "$library" "$libraries" || true

@@ -264,7 +264,7 @@ def cluster_cross_entropy(
     """Return the negative log-likelihood of each token, [N], over the words of a cluster.
 
     nll_n = -log softmax(hidden_n words^T)[target_n] in nats. Differentiable with respect to hidden
-    and words. The logits are never stored, so the memory does not depend on N * V.
+    and words. The logits are never stored. The gradient needs N * V * K / 256 numbers.
 
     Args:
       hidden_NK: The projected outputs. N may be zero.

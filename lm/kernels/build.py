@@ -133,10 +133,24 @@ def _finish(process):
     return f"{' '.join(map(str, process.args))} failed:\n{output}" if process.returncode else ""
 
 
-def main():
-    """Build the library and print its path, or print the error and exit with code 1."""
+def _load(path):
+    import tensorflow as tf
+
     try:
-        print(build())
+        tf.load_op_library(str(path))
+    except tf.errors.OpError as error:
+        raise RuntimeError(
+            f"cannot load {path}: {error}; delete it, and build it on this host with a compiler"
+            " that is not newer than the libstdc++ of this Python (CXX)"
+        ) from error
+
+
+def main():
+    """Build and load the library and print its path, or print the error and exit with code 1."""
+    try:
+        path = build()
+        _load(path)
+        print(path)
     except (RuntimeError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -92,6 +92,7 @@ class Scratch {
     const size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     {
       std::lock_guard<std::mutex> lock(Mutex());
+      auto replaced = Free().end();
       for (auto it = Free().begin(); it != Free().end(); ++it) {
         // Not a buffer that is several times too large: a different op will need that buffer.
         if (it->second >= size && it->second / 4 <= size) {
@@ -99,6 +100,12 @@ class Scratch {
           Free().erase(it);
           return;
         }
+        if (it->second < size && size / 4 <= it->second) replaced = it;
+      }
+      // A size that depends on the words would otherwise leave a buffer for each new maximum.
+      if (replaced != Free().end()) {
+        free(replaced->first);
+        Free().erase(replaced);
       }
     }
     buffer_ = {nullptr, size};

@@ -9,8 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(LM_LANES)  // a test computes with 16 lanes on a CPU without AVX-512
-#elif defined(__AVX512F__)
+#if defined(__AVX512F__)
 #define LM_LANES 16
 #elif defined(__AVX2__)
 #define LM_LANES 8
@@ -49,11 +48,8 @@ LM_INLINE Vec Set(float x) { return x - Vec{}; }
 LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && LM_LANES == 8
-  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__FMA__)
-  for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
   return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
@@ -75,7 +71,7 @@ LM_INLINE uint16_t FirstLanes(int64_t n) { return n < 0 ? 0 : (1 << n) - 1; }
 // The first n lanes; the remaining lanes are zero. n == kLanes is the fast, common case.
 LM_INLINE Vec Load(const float* p, int64_t n) {
   if (n >= kLanes) return Load(p);
-#if defined(__AVX512F__) && LM_LANES == 16
+#if defined(__AVX512F__)
   return (Vec)_mm512_maskz_loadu_ps(FirstLanes(n), p);
 #else
   Vec v = {};
@@ -86,7 +82,7 @@ LM_INLINE Vec Load(const float* p, int64_t n) {
 
 LM_INLINE void Store(float* p, Vec v, int64_t n) {
   if (n >= kLanes) return Store(p, v);
-#if defined(__AVX512F__) && LM_LANES == 16
+#if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, FirstLanes(n), (__m512)v);
 #else
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];

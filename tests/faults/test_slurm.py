@@ -220,3 +220,25 @@ def test_a_cancelled_job_is_saved_and_not_requeued(submit, launcher):
     assert job.ends() == ("CANCELLED", "143")
     assert job.fact("Restarts") == "0"
     assert saved_steps(job.output_dir)[-1] >= last_step(job.output_dir) >= 10
+
+
+def test_trials_of_a_search_share_the_nodes(cluster, corpora, tmp_path):
+    """Slurm must not block the second mpirun on a node."""
+    mark = new_mark()
+    env = mpirun_environment(
+        SLURM_CONF=f"{cluster}/slurm.conf", CONFIG="config_test", RANKS="1",
+        SPACE="learning_rate=0.1:1", **mark,
+    )  # fmt: skip
+    flags = ("--data_path", corpora, "--hidden_size", 8, "--num_epochs", 1000, "--trials", 4)
+    script = ROOT / "run_scripts" / "search_slurm.sbatch"
+    words = ["sbatch", "--parsable", "--ntasks-per-node", "2", str(script), *map(str, flags)]
+    options = dict(env=env, cwd=tmp_path, check=True, text=True, timeout=60)
+    job = subprocess.run(words, stdout=subprocess.PIPE, **options).stdout.strip()
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("searches/*/trials/*/metrics.jsonl"))) < 4:
+            assert time.monotonic() < deadline, (tmp_path / f"slurm-{job}.out").read_text()
+            time.sleep(0.2)
+    finally:
+        subprocess.run(["scancel", job], **options)
+        kill_marked(mark)
