@@ -52,7 +52,14 @@ def kill_self(*_):
 
 
 def kill(rank, step):
-    at_step(rank, step, kill_self)
+    """Kill a rank after its last checkpoint is complete, which may take longer than 20 steps."""
+
+    def end(loop):
+        if writer := loop.checkpointer._writer:  # on rank 0
+            writer.wait()
+        kill_self()
+
+    at_step(rank, step, end)
 
 
 def stop(rank, step):

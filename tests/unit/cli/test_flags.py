@@ -1,11 +1,10 @@
 """The command line: flags from option classes, and the flags that all commands share."""
 
 import dataclasses
-import sys
 
 import pytest
 
-import lm.train
+import lm
 from lm.benchmark.__main__ import run as run_benchmark
 from lm.cli.parser import RunChoice, parse
 from lm.config import Config
@@ -13,7 +12,7 @@ from lm.errors import InfoRequested, UserError
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option
 from lm.record import CorpusRecord, RunRecord
-from tests.commands import parse_flags
+from tests.commands import parse_flags, run_module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +66,11 @@ def test_print_config_shows_the_source_of_each_value():
     assert found["max_steps"] == ("None", "default")
 
 
-def test_print_config_of_a_resumed_run_shows_its_config(tmp_path, monkeypatch, capsys):
+def test_print_config_of_a_resumed_run_shows_its_config(tmp_path):
     config = dataclasses.asdict(Config(name="mine", hidden_size=12))
     corpus = CorpusRecord("text", "/data", "0" * 64)
     RunRecord(config, "0" * 64, corpus).write(str(tmp_path), has_checkpoints=True)
-    flags = ["--resume", "--output_dir", str(tmp_path), "--num_epochs", "7", "--print_config"]
-    monkeypatch.setattr(sys, "argv", ["lm.train", *flags])
-    with pytest.raises(SystemExit):
-        lm.train.main()
-    rows = [" ".join(line.strip("| ").split()) for line in capsys.readouterr().out.splitlines()]
+    flags = ("--resume", "--output_dir", tmp_path, "--num_epochs", 7, "--print_config")
+    result = run_module("lm.train", *flags)
+    rows = [" ".join(line.strip("| ").split()) for line in result.stdout.splitlines()]
     assert {"hidden_size | 12 | run", "num_epochs | 7 | command line"} <= {*rows}
