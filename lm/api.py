@@ -55,7 +55,8 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
             raise UserError("timeline is only possible with python -m lm.train")
         if name in RunOptions.__dataclass_fields__:
             is_path = RunOptions.__dataclass_fields__[name].metadata["is_path"]
-            options[name] = _path(value) if is_path and value is not None else value
+            is_text = isinstance(value, str | os.PathLike)
+            options[name] = _path(value) if is_path and is_text else value
         elif name in file.config.__dataclass_fields__:
             fields[name] = value
         else:

@@ -37,8 +37,8 @@ class Config(Checked):
         " model, or of a directory with GPT-2's files", affects="data",
     )  # fmt: skip
     vocab_size: int | None = option(
-        None, "size of the vocabulary, including <eos> and <unk>, which replaces the rarest words"
-        " or characters (default: keep all). A corpus of token IDs without tokenizer needs it",
+        None, "size of the vocabulary, including <eos> and <unk>; <unk> replaces the rarest words"
+        " or characters (default: keep all). Token IDs without tokenizer and vocabulary need it",
         low=3, affects="data",
     )  # fmt: skip
     min_count: int = option(
@@ -301,8 +301,8 @@ class RunOptions(Checked):
         " outputs must not depend on later words",
     )  # fmt: skip
     step_timeout_seconds: float = option(
-        600.0, "in a job with several ranks, end the job if a rank waits for other ranks, or rank 0"
-        " for the disk, for N seconds (0: never)", low=0,
+        600.0, "end a job of several ranks if a rank waits this long for other ranks, or if rank 0"
+        " waits this long for the disk (0: never)", low=0,
     )  # fmt: skip
     max_steps: int | None = option(None, "stop training after N steps", low=1, affects="length")
     early_stopping_epochs: int | None = option(

@@ -6,8 +6,8 @@
 #   NP=4 run_scripts/compare_baseline.sh config_small          4 ranks
 #   run_scripts/compare_baseline.sh config_small --batch_size 40    more arguments go to lm.train
 #
-# Environment: CONFIG (config_test, unless it is the first argument), NP (2, or the ranks of the scheduler's job), MAX_STEPS (stops each run
-#   early), DATA_PATH (data), OUTPUT_DIR (runs/baseline-<config>-<time>).
+# Environment: CONFIG (config_test, unless it is the first argument), NP (2, or the ranks of the scheduler's
+#   job), MAX_STEPS (stops each run early), DATA_PATH (data), OUTPUT_DIR (runs/baseline-<config>-<time>).
 # Cost: two training runs. config_test takes a minute or two on 2 cores.
 # Result: the report on the console, and report.html, learning_curves.png and .pdf in OUTPUT_DIR.
 set -euo pipefail

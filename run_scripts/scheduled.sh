@@ -7,8 +7,8 @@
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
 # it adds --seed N.
 # Exit codes: 0 (done), 2 (a mistake or a divergence, which a restart cannot fix), 143 (cancelled), 140 (time
-#   limit, everything saved; PBS: also if the job is queued again), 99 (SGE and LSF: queued again). Other codes
-#   are failures.
+#   limit, everything saved; a PBS job ends with it even if it is queued again), 99 (SGE and LSF: queued again).
+#   Other codes are failures.
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 whole_number MAX_REQUEUES "${MAX_REQUEUES:-10}"
