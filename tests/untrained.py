@@ -21,7 +21,7 @@ from lm.data.tokenizers import Tokenizer
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.record import CorpusRecord, RunRecord
+from lm.record import CorpusRecord, FileRecord, RunRecord
 
 CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 
@@ -55,7 +55,8 @@ def write_run(
     """Write a run of any config and tokenizer with random weights, at step 7."""
     os.makedirs(directory)
     tokenizer.save(str(directory))
-    record = RunRecord(dataclasses.asdict(config), tokenizer.sha256, corpus)
+    file = FileRecord(functions.where, functions.sha256) if functions.sha256 else None
+    record = RunRecord(dataclasses.asdict(config), tokenizer.sha256, corpus, config_file=file)
     record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(config, len(tokenizer), functions), Rows(0, 1), "eval")

@@ -76,6 +76,7 @@ class Generator:
         rows = None if self._functions.is_built_in else self._rows
         self._words_ph = tf.placeholder(tf.int32, [rows])
         self._state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)])
+        self._reads_words = bool(network.reads_words)
         return decoding.next_word(network, self._words_ph, self._state_ph, fastest())
 
     def close(self) -> None:
@@ -89,19 +90,22 @@ class Generator:
         `first` is the position of the first prompt. A text depends only on the seed, the prompt,
         its position and the index of the sample.
         """
+        encoded = [encode_prompt(prompt, self._tokenizer) for prompt in prompts]
         if how.beam_size:
-            for prompt in prompts:
-                yield from self._search(encode_prompt(prompt, self._tokenizer), how)
+            for prompt_ids in encoded:
+                yield from self._search(prompt_ids, how)
             return
-        drafts = [
-            self._draft(prompt, (how.seed, sample, position))
-            for position, prompt in enumerate(prompts, first)
-            for sample in range(how.num_samples)
-        ]
-        waiting = collections.deque(drafts)
-        for _ in self._sample(drafts, how):
-            while waiting and waiting[0].is_done:
-                draft = waiting.popleft()
+        started: collections.deque[_Draft] = collections.deque()
+
+        def start() -> Iterator[_Draft]:
+            for position, prompt_ids in enumerate(encoded, first):
+                for sample in range(how.num_samples):
+                    started.append(self._draft(prompt_ids, (how.seed, sample, position)))
+                    yield started[-1]
+
+        for _ in self._sample(start(), how):
+            while started and started[0].is_done:
+                draft = started.popleft()
                 yield self._finished(draft.prompt, draft.tokens, draft.log_prob, how)
 
     def stream(self, prompt: str, how: Sampling) -> Iterator[str]:
@@ -109,13 +113,13 @@ class Generator:
 
         A piece appears as soon as its characters are complete.
         """
-        draft = self._draft(prompt, (how.seed, 0, 0))
+        draft = self._draft(encode_prompt(prompt, self._tokenizer), (how.seed, 0, 0))
         new_tokens = (draft.tokens[-1] for draft in self._sample([draft], how))
         return decode_stream(self._tokenizer, itertools.chain(draft.prompt, new_tokens))
 
     def next_tokens(self, prompts: Sequence[str], count: int) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
-        drafts = [self._draft(prompt) for prompt in prompts]
+        drafts = [self._draft(encode_prompt(prompt, self._tokenizer)) for prompt in prompts]
         found = {}  # the lists, because the arrays of all drafts would need much memory
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
@@ -135,10 +139,9 @@ class Generator:
             yield Prediction(text, -log_probs_V[token] / np.log(2), expected)
             previous = token
 
-    def _draft(self, prompt: str, seed: Sequence[int] = (0,)) -> _Draft:
-        ids = encode_prompt(prompt, self._tokenizer)
-        unread = collections.deque([self._tokenizer.eos_id, *ids])
-        return _Draft(ids, unread, np.random.Generator(np.random.PCG64(seed)).random)
+    def _draft(self, prompt: Sequence[int], seed: Sequence[int] = (0,)) -> _Draft:
+        unread = collections.deque([self._tokenizer.eos_id, *prompt])
+        return _Draft(prompt, unread, np.random.Generator(np.random.PCG64(seed)).random)
 
     def _finished(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], log_prob: float, how: Sampling
@@ -149,8 +152,17 @@ class Generator:
             text = text.partition(how.stop)[0]
         return Generated(prompt, text, log_prob)
 
+    def _start(self, unread: collections.deque[int]) -> np.ndarray:
+        """Return the state before the unread tokens of a text, [1, S].
+
+        If a state consists of the last words, only the last unread token needs a computation, so
+        the other tokens are moved into the state.
+        """
+        moved = [unread.popleft() for _ in range(len(unread) - 1)] if self._reads_words else []
+        return decoding.state_of_words(moved, self._state_ph.shape[1])[None]
+
     def _zeros(self, rows: int) -> np.ndarray:
-        """Return the state at the start of a text, [B, S]."""
+        """Return empty states, [B, S]."""
         return np.zeros([rows, self._state_ph.shape[1]], np.float32)
 
     def _run(self, words: Sequence[int], state_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +189,7 @@ class Generator:
             new = list(itertools.islice(waiting, self._rows - len(kept)))
             if new or len(kept) < len(rows):
                 rows = [*(rows[row] for row in kept), *new]
-                state_BS = np.concatenate([state_BS[kept], self._zeros(len(new))])
+                state_BS = np.concatenate([state_BS[kept], *(self._start(d.unread) for d in new)])
             if not rows:
                 return
             log_probs_BV, state_BS = self._run([d.unread.popleft() for d in rows], state_BS)
@@ -199,8 +211,9 @@ class Generator:
 
     def _search(self, prompt: Sequence[int], how: Sampling) -> Iterator[Generated]:
         """Yield the `num_samples` texts with the best scores, best first."""
-        state_BS = self._zeros(1)
-        for token in [self._tokenizer.eos_id, *prompt]:
+        unread = collections.deque([self._tokenizer.eos_id, *prompt])
+        state_BS = self._start(unread)
+        for token in unread:
             log_probs_BV, state_BS = self._run([token], state_BS)
 
         def advance(rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:

@@ -62,7 +62,7 @@ class Scorer:
             self._inputs_ph,
             self._targets_ph,
             self._state_ph,
-            functools.partial(decoding.next_loss, ops=fastest()),
+            functools.partial(decoding.window_losses, ops=fastest()),
         )
 
     def score(

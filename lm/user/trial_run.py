@@ -73,9 +73,9 @@ class NetworkCheck:
             _, self._losses = network.cross_entropy(self._results[0], self._targets_ph, context)
         self._word_phs = _placeholders(None, 1)  # generation and scoring process single rows
         self._word_state_ph = tf.placeholder(tf.float32, [1, decoding.state_size(network)])
-        ways = [decoding.next_loss]
+        ways: list[decoding.Losses] = [decoding.window_losses]
         if network.has_losses and network.predicts:
-            ways.append(decoding.next_loss_from_prediction)
+            ways.append(decoding.window_losses_from_predictions)
         self._by_word = [
             decoding.continued_log_probs(network, *self._word_phs, self._word_state_ph, way)[0]
             for way in ways
@@ -99,11 +99,9 @@ class NetworkCheck:
 
         Only for a network with `reads_words`, `first` may be above 0.
         """
-        state = np.zeros(self._word_state_ph.shape, np.int32)
-        if read := words[:first, 0][-state.size :].tolist():
-            state[0, -len(read) :] = np.array(read) + 1  # see decoding
+        size = self._word_state_ph.shape[1]
         feed = dict(zip(self._word_phs, (words[first:-1], words[first + 1 :])))
-        feed[self._word_state_ph] = state.view(np.float32)
+        feed[self._word_state_ph] = [decoding.state_of_words(words[:first, 0].tolist(), size)]
         return [-log_probs for log_probs in session.run(self._by_word, feed)]
 
     def check_window(self, session: tf.Session, num_threads: int = 1) -> None:

@@ -1,5 +1,6 @@
 """Text generation: seeds, limits and prompts."""
 
+import dataclasses
 import itertools
 
 import hypothesis
@@ -9,6 +10,7 @@ import pytest
 import tokenizers
 
 from lm.config import Config
+from lm.config_file import load_config_file
 from lm.data.subwords import load_subwords
 from lm.data.symbols import Bytes
 from lm.data.tokenizers import Words, split_words
@@ -77,9 +79,24 @@ def test_the_log_probability_of_a_text_is_its_score(generator, scorer):
     assert found.log_probability == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_next_tokens_are_the_most_probable_words(run, generator, scorer):
-    expected = np.exp(log_probs_after(scorer, ["a", "f"]))
-    (found,) = Generator(run, 2).next_tokens(["a f"], 3)
+@pytest.fixture(scope="module")
+def window_run(tmp_path_factory):
+    """A run whose network reads the last 3 words again."""
+    file = load_config_file("config_transformer")
+    config = dataclasses.replace(file.config, hidden_size=8, num_steps=3, init_scale=0.8)
+    config = dataclasses.replace(config, memory=False)
+    directory = str(tmp_path_factory.mktemp("runs") / "windows")
+    write_run(directory, config, Words(Vocabulary(WORDS)), functions=file.functions)
+    return open_run(directory, functions=file.functions)
+
+
+@pytest.mark.parametrize(
+    "name, prompt", [("run", "a f"), ("window_run", "a"), ("window_run", "a f bcd é f")]
+)
+def test_the_next_tokens_are_the_most_probable_words(request, name, prompt):
+    run = request.getfixturevalue(name)
+    expected = np.exp(log_probs_after(Scorer(run, 8), prompt.split()))
+    (found,) = Generator(run, 2).next_tokens([prompt], 3)
     order = np.argsort(-expected)[:3]
     assert [token for token, _ in found] == [WORDS[i].replace("<eos>", "\n") for i in order]
     np.testing.assert_allclose([p for _, p in found], expected[order], rtol=1e-5)
@@ -160,10 +177,12 @@ def test_a_stop_text_is_found_at_its_last_byte(data, stop):
     assert found[0] == expected[0]
 
 
-def test_unknown_words_of_prompts_are_logged(caplog):
+def test_unknown_words_of_prompts_are_logged(generator, caplog):
     ids = encode_prompt("a zebra\nbcd yak zebra", Words(Vocabulary(WORDS)))
     assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
     assert caplog.messages == ["not in the vocabulary, read as <unk>: zebra, yak"]
+    list(generator.generate(["yak"], Sampling(num_words=1, num_samples=3)))
+    assert caplog.messages[1:] == ["not in the vocabulary, read as <unk>: yak"]
     with pytest.raises(UserError, match="'zebra' is not in the vocabulary"):
         encode_prompt("zebra", WITHOUT_UNK)
 

@@ -1,6 +1,7 @@
 """Networks that `--check_network` rejects or accepts."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -108,6 +109,39 @@ def test_a_network_reads_words_or_has_state(load, caplog):
         config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, memory=memory)
         check_network(config, V, file.functions)
     assert "single words" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "losses, known, num_steps",
+    [
+        ("window_losses", 0, 2),
+        ("window_losses", 0, 6),
+        ("window_losses", 2, 2),
+        ("window_losses_from_predictions", 4, 2),
+    ],
+)
+def test_words_that_are_read_together_have_the_results_of_single_words(
+    load, losses, known, num_steps
+):
+    """The network reads windows of 3 words, the first `known` words in earlier calls."""
+    file = load("config_transformer")
+    config = dataclasses.replace(file.config, hidden_size=4, num_layers=1, num_steps=3)
+    config = dataclasses.replace(config, memory=False)
+    words = np.random.default_rng(5).integers(0, V, [known + num_steps + 1, 2]).astype(np.int32)
+    start = np.array([decoding.state_of_words(row[:known].tolist(), 3) for row in words.T])
+    losses = getattr(decoding, losses)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network, state_BK, by_word = Network(config, V, file.functions), tf.zeros([2, 3]), []
+        together, after_together = decoding.continued_log_probs(
+            network, *map(tf.constant, (words[known:-1], words[known + 1 :], start)), losses
+        )
+        for inputs, targets in itertools.pairwise(words):
+            nll, state_BK = decoding.next_loss(network, inputs, targets, state_BK, losses)
+            by_word.append(-nll)
+        session.run(tf.global_variables_initializer())
+        found = session.run([together, after_together, tf.stack(by_word[known:]), state_BK])
+    np.testing.assert_array_equal(found[1].view(np.int32), found[3].view(np.int32))
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
