@@ -1,6 +1,7 @@
 """Write checkpoints in a thread of rank 0, and remove old checkpoints."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from lm import logger
@@ -8,6 +9,8 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import Manifest, list_checkpoints
 from lm.checkpoint.tensors import Group
 from lm.errors import RunError
+
+_WARN_SECONDS = 3600.0  # between two warnings about a disk that stays full
 
 
 class BackgroundWriter:
@@ -26,6 +29,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._is_read = threading.Event()
         self.failure: RunError | None = None  # error of the last save
+        self._warn_at = 0.0  # earliest time of the next warning, on the monotonic clock
 
     @property
     def is_busy(self) -> bool:
@@ -59,12 +63,12 @@ class BackgroundWriter:
             saved = store.save(self._run_dir, groups, manifest, self._after_reading, known)
             if self.failure:
                 logger.info("checkpoints can be written again")
-            self.failure = None
+            self.failure, self._warn_at = None, 0.0
         except Exception as error:  # no error may end this thread silently
-            failed_before = self.failure is not None
             self.failure = error if isinstance(error, RunError) else RunError(repr(error))
-            if not failed_before:  # warn once: the disk stays full
-                logger.warning("%s; training continues", self.failure)
+            if time.monotonic() >= self._warn_at:
+                self._warn_at = time.monotonic() + _WARN_SECONDS
+                logger.warning("%s; training continues without new checkpoints", self.failure)
             return
         finally:
             self._is_read.set()
@@ -81,14 +85,12 @@ def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
     """Remove all checkpoints except the last `keep` and the best by validation perplexity.
 
     Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
-    therefore never displace intact checkpoints. Checkpoints saved after the ranks diverged do not
-    count either, because users may prefer an older checkpoint.
+    therefore never displace intact checkpoints.
     """
     checkpoints = list_checkpoints(run_dir)
     present = {found: intact[found] for found in checkpoints if found in intact}
-    counted = [found for found, manifest in present.items() if manifest.in_sync]
-    if len(counted) < keep:
+    if len(present) < keep:
         return
-    for checkpoint in checkpoints[: checkpoints.index(counted[-keep])]:
+    for checkpoint in checkpoints[: checkpoints.index(list(present)[-keep])]:
         if checkpoint != store.best_of(present):
             store.remove(checkpoint)

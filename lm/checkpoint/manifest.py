@@ -34,7 +34,6 @@ class Manifest:
     record: RunRecord
     progress: TrainProgress
     weights: tuple[str, ...]  # names of the network's variables
-    in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -121,6 +120,7 @@ def _read(checkpoint: str) -> Manifest:
     number = content.pop("format", None)
     if number != _FORMAT:
         raise different_version(path, f"format {number}")
+    content.pop("in_sync", None)  # of older versions
     manifest = from_json(Manifest, content, path)
     manifest = dataclasses.replace(manifest, record=manifest.record.upgraded())
     named = _step_of(checkpoint)

@@ -145,12 +145,6 @@ def _check_resumable(
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, before, record)
-    if not checkpoint.manifest.in_sync:
-        logger.warning(
-            "%s was saved after the weights of the ranks had diverged. All ranks continue with the"
-            " weights of rank 0. To continue from an older checkpoint, move this checkpoint away",
-            checkpoint.path,
-        )
 
 
 def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) -> UserError:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import time
-from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 
@@ -68,62 +67,55 @@ class Checkpointer:
         # After a validation, the step may be saved again, because the perplexity is known now.
         if failure or progress.step != self._saved_step:
             if self._comm.size > 1:
-                self._check_equal(progress, state)
-            self._check_finite(progress, state)
-        self._save(progress, state, in_sync=True)
+                self._check_equal(progress.step)
+            self._check_finite(progress.step, state)
+        self._save(progress, state)
 
-    def _check_equal(self, progress: TrainProgress, state: Arrays) -> None:
-        """Compare the weights of all ranks before a save, which records whether they differ."""
+    def _check_equal(self, step: int) -> None:
+        """Compare the weights of all ranks.
+
+        Different weights are not saved: if a bit has flipped in the weights of one rank, its
+        gradients have changed the weights of all ranks since then.
+        """
         with self._supervisor.exchange("the comparison of the weights"):
             parts = itertools.chain.from_iterable(self._reader.groups(self._session))
             mismatch = weights_mismatch(self._comm, ((part.name, part.array) for part in parts))
         if mismatch:
-            self._fail_diverged(progress, state, mismatch)
+            raise EveryRankError(
+                f"at step {step} the ranks disagree on the weights (checksum of {mismatch}); this"
+                " step is not saved, and --resume continues from the last checkpoint. Look for"
+                " hosts with different processors, devices or libraries, for a bug in the last"
+                " change, or for bad memory if one rank differs"
+            )
 
-    def _fail_diverged(self, progress: TrainProgress, state: Arrays, mismatch: str) -> NoReturn:
-        try:
-            self._check_finite(progress, state)
-            # A run that continues with these weights is not exact.
-            self._save(dataclasses.replace(progress, exact_with=None), state, in_sync=False)
-            self.finish()
-            outcome = "the weights of rank 0 are saved, and --resume loads them on all ranks"
-        except EveryRankError as error:
-            outcome = str(error)
-        raise EveryRankError(
-            f"at step {progress.step} the ranks disagree on the weights (checksum of {mismatch});"
-            f" {outcome}. Look for hosts with different processors, devices or libraries, for a bug"
-            " in the last change, or for bad memory if one rank differs"
-        )
-
-    def _check_finite(self, progress: TrainProgress, state: Arrays) -> None:
+    def _check_finite(self, step: int, state: Arrays) -> None:
         graph, groups = self._session.graph, self._reader.groups(self._session, state)
         found = self._writer and transfer.first_not_finite(graph, groups)
         wild = self._comm.gather(found)[0]
         if wild:
             raise Diverged(
-                f"{wild} is not finite after step {progress.step}, which is not saved: start a new"
+                f"{wild} is not finite after step {step}, which is not saved: start a new"
                 " run with --init_from an older checkpoint, and a lower learning_rate"
             )
 
-    def _save(self, progress: TrainProgress, state: Arrays, in_sync: bool) -> None:
+    def _save(self, progress: TrainProgress, state: Arrays) -> None:
         self._overdue, self._saved_at = False, time.monotonic()
         self._saved_step = progress.step
         if self._writer:
             groups = self._reader.groups(self._session, state)
-            self._writer.start(groups, self._manifest(progress, in_sync))
+            self._writer.start(groups, self._manifest(progress))
             with self._supervisor.alone("the writing of a checkpoint"):
                 self._writer.wait_until_read()
         # Let the other ranks wait here, and not in the next step, which would be named instead.
         with self._supervisor.exchange(f"the save at step {progress.step}"):
             self._comm.barrier()
 
-    def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
+    def _manifest(self, progress: TrainProgress) -> Manifest:
         return Manifest(
             world_size=self._comm.size,
             record=self._record,
             progress=dataclasses.replace(progress),  # a copy: the loop changes it during the save
             weights=transfer.weight_names(self._session.graph),
-            in_sync=in_sync,
         )
 
     def finish(self) -> None:

@@ -17,10 +17,10 @@ ARRAYS = {
 }
 
 
-def manifest(step, perplexity=None, in_sync=True, weights=("embedding",), **progress):
+def manifest(step, perplexity=None, weights=("embedding",), **progress):
     progress = {"valid_steps": (step,) if perplexity else (), **progress}
     progress = TrainProgress(step, valid_perplexity=perplexity, **progress)
-    return store.Manifest(2, RECORD, progress, weights, in_sync)
+    return store.Manifest(2, RECORD, progress, weights)
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):

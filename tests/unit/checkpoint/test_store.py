@@ -141,16 +141,6 @@ def test_steps_are_ordered_as_numbers(tmp_path):
     assert store.find_newest(str(tmp_path)).path.endswith("step-100000001")
 
 
-def test_checkpoints_of_diverged_ranks_displace_no_others(tmp_path):
-    for step in (1, 2):
-        save(tmp_path, step, keep=1)
-    for step in (3, 4):
-        save(tmp_path, step, keep=1, in_sync=False)
-    assert steps(tmp_path) == [2, 3, 4]
-    save(tmp_path, 5, keep=1)
-    assert steps(tmp_path) == [5]
-
-
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_a_run_that_is_training_may_remove_checkpoints_during_a_search(
     tmp_path, monkeypatch, caplog, which
