@@ -11,6 +11,7 @@ The flag --help of each command describes its flags.
 
 import dataclasses
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -55,8 +56,10 @@ def run(argv: Sequence[str]) -> None:
     )
     print_record(record)
     # A config name may contain a slash, which must not become a directory of --out.
-    name = f"{command}-{config.name}-{config.precision}.json".replace("/", "-")
-    path = os.path.join(options.out, name)
+    name = f"{command}-{config.name}-{config.precision}".replace("/", "-")
+    names = (name if i == 1 else f"{name}-{i}" for i in itertools.count(1))
+    paths = (os.path.join(options.out, f"{name}.json") for name in names)
+    path = next(path for path in paths if not os.path.exists(path))
     text = json.dumps({**facts, **record}, default=dataclasses.asdict, indent=2)
     files.write_atomically(path, f"{text}\n".encode())
     logger.info("wrote %s", path)

@@ -35,6 +35,7 @@ class Reporter:
 
     logs: LogFiles | None = None
     peak_speed: float | None = None  # tokens/s at the peak of matrix products, if it is known
+    early_end: str | None = None  # why the training ended before its last epoch
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class Reporter:
     def report_end(self, error: Exception | None) -> None:
         """Write the event for the end of the job, given the error that ends it."""
         if error is None:
-            self.event("end", outcome="finished")
+            reason = {"reason": self.early_end} if self.early_end else {}
+            self.event("end", outcome="finished", **reason)
         elif isinstance(error, (Stopped, KeyboardInterrupt)):
             self.event("end", outcome="stopped")
         else:

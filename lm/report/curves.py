@@ -46,7 +46,7 @@ def draw_curves(runs: Sequence[RunMetrics], title: str) -> Figure:
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
     for index, run in enumerate(runs):
         color, dashes = line_style(index)
-        style = {"color": color, "linestyle": dashes, "marker": "."}
+        style = {"color": color, "linestyle": dashes, "marker": ".xs^v"[index // 18 % 5]}
         epochs = numbers([epoch["epochs"] for epoch in run.epochs])
         seconds = itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs)
         times = numbers(time / unit_seconds for time in seconds)

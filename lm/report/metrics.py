@@ -87,6 +87,11 @@ class RunMetrics(NamedTuple):
         return f"{self.end.get('outcome', 'running or killed')}{reason}"
 
     @property
+    def ended_early(self) -> bool:
+        """Whether the training ended because the perplexity no longer improved."""
+        return self.end.get("outcome") == "finished" and "reason" in self.end
+
+    @property
     def exact(self) -> str:
         """Whether the last start was exact: "yes", "no" or "-"."""
         return str(self.start.get("exact", "-")).partition(":")[0]
@@ -218,7 +223,8 @@ class _Columns:
 
 
 def find_runs(directory: str) -> list[str]:
-    """Return the directory of a run, or the directories of the runs in a directory."""
-    files = sorted(glob.glob(os.path.join(glob.escape(directory), "*", RUN_FILE)))
+    """Return the directory of a run, or the runs in a directory and in its subdirectories."""
+    places = (os.path.join(glob.escape(directory), *["*"] * depth, RUN_FILE) for depth in (1, 2))
+    files = sorted(file for place in places for file in glob.glob(place))
     is_run = os.path.exists(os.path.join(directory, RUN_FILE))
     return [directory] if is_run or not files else [os.path.dirname(file) for file in files]

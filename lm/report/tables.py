@@ -160,17 +160,24 @@ def _results(groups: Sequence[Group]) -> Table:
 
 
 def _seeds(groups: Sequence[Group]) -> Table:
-    """Return a table of the configs that several runs with different seeds trained equally long."""
+    """Return a table of the configs that several runs with different seeds trained to the end."""
     rows = []
     runs = [run for group in groups for run in group.runs]
     for group in group_by_config(runs, ignored=["seed"]):
         longest = max(run.step for run in group.runs)
-        seeds = {run.record.config["seed"]: run for run in group.runs if run.step == longest}
+        ended = [run for run in group.runs if run.step == longest or run.ended_early]
+        seeds = {run.record.config["seed"]: run for run in ended}
         if len(seeds) > 1:
             columns = zip(*(final_perplexities(run) for run in seeds.values()))
-            epochs = epochs_text(next(iter(seeds.values())).num_epochs)
-            rows.append([group.label, str(len(seeds)), epochs, *map(_mean_text, columns)])
-    note = "Mean ± standard deviation of the runs that differ only in the seed and trained longest."
+            epochs = sorted(run.num_epochs for run in seeds.values())
+            ends = dict.fromkeys(map(epochs_text, (epochs[0], epochs[-1])))
+            rows.append(
+                [group.label, str(len(seeds)), " to ".join(ends), *map(_mean_text, columns)]
+            )
+    note = (
+        "Mean ± standard deviation of the runs that differ only in the seed and trained longest, or"
+        " until --early_stopping_epochs ended them."
+    )
     return Table("Seeds", note, ["config", "seeds", "epochs", "train", "valid", "test"], rows)
 
 

@@ -5,6 +5,7 @@ If a trial is interrupted, its state becomes WAITING again, and a driver continu
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import sqlite3
@@ -120,6 +121,13 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
         raise UserError(f"--{name} is in --space too; remove one of them")
     if options.sampler == "grid":
         options = replaced(options, trials=len(combinations(space, options.trials)))
+        total = math.prod(len(each.choices) for each in space.values())
+        if total > options.trials:
+            logger.warning(
+                "the grid has %d combinations: --trials tries only the first %d",
+                total,
+                options.trials,
+            )
         settings = dataclasses.replace(settings, flags={**settings.flags, "trials": options.trials})
     slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
     directory = arguments[SearchDirectory].output_dir

@@ -95,7 +95,8 @@ class Loop:
         for epoch in range(self.progress.epochs_done + 1, last_epoch + 1):
             perplexities = self.progress.epoch_perplexities(self._steps_per_epoch)
             if has_stalled(perplexities, options.early_stopping_epochs):
-                logger.info("the validation perplexity no longer improves: training ends")
+                self.reporter.early_end = "the validation perplexity no longer improves"
+                logger.info("%s: training ends", self.reporter.early_end)
                 break
             self._train_epoch(epoch)
             seconds += self.progress.epoch_seconds

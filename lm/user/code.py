@@ -92,12 +92,12 @@ def _innermost(
     for i, frame in reversed(list(enumerate(frames))):
         if os.path.abspath(frame.filename) == config_file:
             return frame
-        if i > inside and _is_of_user(frame.filename):
+        if i > inside and is_of_user(frame.filename):
             return frame
     return None
 
 
-def _is_of_user(filename: str) -> bool:
+def is_of_user(filename: str) -> bool:
     if os.path.basename(filename).startswith(_GENERATED):
         return False
     if not os.path.isfile(filename):  # the source of a compiled package

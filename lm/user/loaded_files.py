@@ -1,4 +1,4 @@
-"""The files that a config file loads with `lm.tf1`: paths, checksums and copies.
+"""The files that a config file loads with `lm.tf1` or imports: paths, checksums and copies.
 
 The name of a loaded file is its path relative to the directory of the config file. A copy of a
 config file finds copies of its files in the directory `loaded_files` next to it.
@@ -8,10 +8,12 @@ import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 
 from lm.errors import UserError
 from lm.files import sha256_of, write_atomically
+from lm.user.code import is_of_user
 
 _COPIES = "loaded_files"
 
@@ -38,6 +40,17 @@ class LoadedFiles:
         """Record a file that is about to be executed."""
         self._paths[name] = path
         self.sha256[name] = hashlib.sha256(source).hexdigest()
+
+    def add_modules(self, modules: Iterable[types.ModuleType]) -> None:
+        """Record the imported modules that are next to the config file, or in a copy."""
+        recorded = set(self._paths.values())
+        copies = os.path.join(self._directory, _COPIES)
+        for path in (getattr(module, "__file__", None) for module in modules):
+            if not path or path in recorded or not is_of_user(path):
+                continue
+            root = copies if is_inside(path, copies) else self._directory
+            if is_inside(path, root):
+                self.add(os.path.relpath(path, root), path, pathlib.Path(path).read_bytes())
 
     def check_unchanged(self) -> None:
         """Raise UserError if a file has changed since this process, a notebook, executed it."""
@@ -78,6 +91,16 @@ def current_files(what: str) -> LoadedFiles:
     if not _loading:
         raise UserError(f"{what} in a function: move it to the top of the file")
     return _loading[-1]
+
+
+def search_path(config_file: str) -> list[str]:
+    """Return the directories that contain the modules of a config file or of its copy."""
+    beside = os.path.dirname(os.path.abspath(config_file))
+    return [beside, os.path.join(beside, _COPIES)]
+
+
+def is_inside(path: str, directory: str) -> bool:
+    return os.path.abspath(path).startswith(os.path.join(directory, ""))
 
 
 def _copy_of(name: str) -> str:

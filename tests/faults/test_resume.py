@@ -211,6 +211,7 @@ def test_training_ends_early_without_improvement_and_resumes_with_a_higher_limit
     train_here(tmp_path, *flags, "--early_stopping_epochs", 1)
     assert [event["epoch"] for event in events(tmp_path, "epoch")] == [1, 2]
     assert len(events(tmp_path, "test")) == 1
+    assert "no longer improves" in events(tmp_path, "end")[-1]["reason"]
     train_here(tmp_path, *flags, "--early_stopping_epochs", 2, "--resume")
     epochs = events(tmp_path, "epoch")
     assert [event["epoch"] for event in epochs] == [1, 2, 3]

@@ -1,6 +1,7 @@
 """Config files: settings, networks, and one-line errors for mistakes."""
 
 import hashlib
+import shutil
 import sys
 
 import numpy as np
@@ -153,7 +154,17 @@ def test_modules_next_to_a_config_file_come_first(tmp_path, monkeypatch):
     text += "def get_config():\n    return Config(hidden_size=UNITS)\n"
     (tmp_path / "beside" / "uses_helper.py").write_text(text)
     path = str(tmp_path / "beside" / "uses_helper.py")
-    assert load_config_file(path).config.hidden_size == 7
+    file = load_config_file(path)
+    assert file.config.hidden_size == 7 and file.loaded.sha256.keys() == {"helper_of_mine.py"}
+    # In a new process, a copy of the config file imports the copy of the module.
+    (tmp_path / "search").mkdir()
+    shutil.copy(path, tmp_path / "search" / "config.py")
+    file.loaded.copy_to(str(tmp_path / "search"))
+    (tmp_path / "beside" / "helper_of_mine.py").unlink()
+    command = "from lm.config_file import load_config_file as load; file = load('search/config.py')"
+    command += "; print(file.config.hidden_size, *file.loaded.sha256.items())"
+    found = run_code(command, cwd=tmp_path).stdout
+    assert found == f"7 {(*file.loaded.sha256.items(),)[0]}\n"
     (tmp_path / "beside" / "broken_helper.py").write_text("x = (\n")
     (tmp_path / "beside" / "uses_helper.py").write_text("import broken_helper\n")
     with pytest.raises(UserError, match=r"broken_helper.py, line 1: .* never closed"):

@@ -95,6 +95,13 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
     (seeds,) = (table for table in tables if table.title == "Seeds")
     means = ["90.00 ± 0.00", "80.50 ± 0.00", "52.00 ± 2.00"]
     assert seeds.rows == [["small (init_from=None)", "3", "1.50", *means]]
+    write_run(tmp_path / "stalled", config={**CONFIG, "seed": 5}, test=52.0)
+    path = tmp_path / "stalled" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"step": 15', '"step": 14').replace("1.5", "1.4"))
+    end = {"event": "end", "outcome": "finished", "reason": "the perplexity no longer improves"}
+    runs.append(append(tmp_path / "stalled", end))
+    (seeds,) = (table for table in build_tables(group_by_config(runs)) if table.title == "Seeds")
+    assert seeds.rows[0][1:3] == ["4", "1.40 to 1.50"]
 
 
 def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(tmp_path):
