@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from lm.inference.trained_run import Run
 
 _connect = functools.cache(connect)  # at most one connection per process
+# Opening a run changes the process for a moment: its stderr, random numbers and TensorFlow modules.
+_opening = threading.RLock()
 
 
 def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str, Any]:
@@ -103,9 +105,11 @@ def open_run(
     import_tensorflow()
     from lm.inference import trained_run
 
-    functions = load_config_file(_path(config)).functions if config else BUILT_IN
-    directory, checkpoint = _path(directory), _path(checkpoint)
-    run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
+    # A program may change its working directory before it uses the run.
+    directory, checkpoint = os.path.abspath(_path(directory)), _path(checkpoint)
+    with _opening:
+        functions = load_config_file(_path(config)).functions if config else BUILT_IN
+        run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
     return TrainedRun(run, allow_changed_config_file)
 
 
@@ -122,7 +126,8 @@ class TrainedRun:
         if opened_rows != rows:
             if opened:
                 opened.close()  # Each one has a copy of the weights.
-            opened = kind(self._run, rows)
+            with _opening:
+                opened = kind(self._run, rows)
         self._opened[kind] = rows, opened
         return opened
 
@@ -159,17 +164,20 @@ class TrainedRun:
         with self._lock:
             return list(self._open(Scorer, batch_size).score(lines, "line"))
 
-    def evaluate(self, split: str = "valid", **options: Any) -> dict[str, Any]:
+    def evaluate(self, split: str | os.PathLike = "valid", **options: Any) -> dict[str, Any]:
         """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.
 
-        `options` are `data_path`, `eval_batch_size` and `lines`.
+        `options` are `data_path`, `eval_batch_size`, `token_dtype` and `lines`.
         """
         from lm.inference.evaluator import evaluate
 
         run = self._run
+        if options.get("data_path") is not None:
+            options["data_path"] = _path(options["data_path"])
         options |= dict(functions=run.functions)
         options |= dict(allow_changed_config_file=self._allow_changed_config_file)
-        return evaluate(run.directory, [split], run.checkpoint.path, **options)[0]
+        with _opening:
+            return evaluate(run.directory, [_path(split)], run.checkpoint.path, **options)[0]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the events of the training, for example for `pandas.DataFrame`."""

@@ -35,6 +35,7 @@ word_perplexity is also missing if it exceeds the range of float64.
 import contextlib
 import dataclasses
 import json
+import os
 
 from lm.cli import program
 from lm.cli.markdown import markdown_table
@@ -59,6 +60,9 @@ class EvaluateOptions(Checked):
         None, "number of rows per text (default: the value in the run's config)", low=1,
         high=MAX_ROWS,
     )  # fmt: skip
+    token_dtype: str | None = option(
+        None, "type of the integers in .bin files (default: the value in the run's config)"
+    )
     lines: bool = option(
         False, "start each line with an empty state, as lm.score does, instead of dividing the text"
         " into rows",
@@ -85,10 +89,11 @@ def _evaluate(parsed, comm, supervisor):
 
     with contextlib.closing(Heartbeat(lambda: supervisor.activity)):
         results = evaluate(
-            splits=[split.strip() for split in options.split.split(",")],
+            splits=[os.path.expanduser(split.strip()) for split in options.split.split(",")],
             comm=comm,
             data_path=options.data_path,
             eval_batch_size=options.eval_batch_size,
+            token_dtype=options.token_dtype,
             lines=options.lines,
             supervisor=supervisor,
             **run,

@@ -42,6 +42,7 @@ import itertools
 import json
 import math
 import signal
+import sys
 
 import numpy as np
 
@@ -114,6 +115,8 @@ def _rescore(scorer, options):
 def _print_scores(scorer, tokenizer, options):
     """Print the scores of the lines of the standard input. Return their token IDs for --html."""
     totals, texts, count = Totals(tokenizer.unk_id), [], 0
+    if sys.stdin.isatty():
+        logger.info("reading texts from the terminal, one per line, until Ctrl-D")
     for lines in read_lines(STDIN):
         for score in scorer.score(lines, f"{name_of(STDIN)}, line", count + 1):
             totals.add(score)

@@ -13,6 +13,7 @@ from lm.errors import UserError, error_class
 
 SPLITS = ("train", "valid", "test")
 TEXT_ENDS, ID_ENDS = (".txt", ".txt.gz"), (".npy", ".npz", ".bin")
+_JSON_ENDS = tuple(end + zipped for end in (".json", ".jsonl", ".ndjson") for zipped in ("", ".gz"))
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 
 
@@ -72,8 +73,17 @@ def _reads_ids(path: str, any_text: bool) -> bool:
         return True
     if any_text or path.endswith(TEXT_ENDS):
         return False
+    _check_no_json(path)
     known = ", ".join(TEXT_ENDS + ID_ENDS)
     raise UserError(f"{path} has an unknown ending: the files of a corpus end in {known}")
+
+
+def _check_no_json(path: str) -> None:
+    """Reject JSON, whose syntax and escapes would become a part of the text."""
+    if path.endswith(_JSON_ENDS):
+        raise UserError(
+            f"{path} contains JSON: write its texts into a .txt file (data/README.md, Examples)"
+        )
 
 
 def divide_file(path: str, percentages: str) -> dict[str, Source]:
@@ -92,6 +102,7 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
         ) from error
     if path.endswith(ID_ENDS):
         raise UserError(f"{path} has no lines: put train and valid files into a directory")
+    _check_no_json(path)
     num_lines, num_bytes, last = 0, 0, b"\n"
     for block in read_blocks([Part(path)], "counting"):
         num_lines += block.data.count(b"\n")

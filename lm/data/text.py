@@ -156,11 +156,11 @@ def _located(block: Block) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         line = block.line + error.object.count(b"\n", 0, error.start)
-        byte = f"0x{error.object[error.start]:02x}"
-        raise UserError(
-            f"{block.part.path}, line {line}: byte {byte} is not valid UTF-8, so convert the file"
-            " to UTF-8"
-        ) from error
+        found = error.object[error.start]
+        advice = f"byte 0x{found:02x} is not valid UTF-8, so convert the file to UTF-8"
+        if not found:
+            advice = "the text contains NUL: convert UTF-16 to UTF-8, or remove it with tr -d '\\0'"
+        raise UserError(f"{block.part.path}, line {line}: {advice}") from error
 
 
 def check_nul(data: bytes) -> None:

@@ -36,6 +36,7 @@ def evaluate(
     comm: Communicator | None = None,
     data_path: str | None = None,
     eval_batch_size: int | None = None,
+    token_dtype: str | None = None,
     lines: bool = False,
     functions: NetworkFunctions = BUILT_IN,
     supervisor: Supervisor | None = None,
@@ -48,6 +49,7 @@ def evaluate(
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
       eval_batch_size: Number of rows; None for the value of the run's config.
+      token_dtype: Type of the integers in .bin files; None for the value of the run's config.
       lines: Whether each line starts with an empty state, as in `Scorer`. The ranks divide the
         lines among themselves.
       supervisor: Ends this rank if another rank hangs; None for a new supervisor.
@@ -66,8 +68,9 @@ def evaluate(
     directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
     with on_all_ranks(comm):
         run = first or open_run(directory, checkpoint, functions, **open_options)
-        if eval_batch_size is not None:
-            run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
+        given = {"eval_batch_size": eval_batch_size, "token_dtype": token_dtype}
+        given = {name: value for name, value in given.items() if value is not None}
+        run = run._replace(config=replaced(run.config, **given))
         texts = [load_text(run, split, data_path) for split in splits]
         if lines:
             scorer = Scorer(run, run.config.eval_batch_size, device=device)
@@ -112,7 +115,15 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
 
 def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     is_given = data_path is not None
-    data_path = find_data_path(run.config.corpus, [run.directory], data_path)
+    try:
+        data_path = find_data_path(run.config.corpus, [run.directory], data_path)
+    except UserError as error:
+        if is_given and os.path.isdir(data_path):
+            raise UserError(
+                f"{data_path} does not contain a corpus like that of {run.directory}: give a text"
+                " file with --split"
+            ) from error
+        raise
     corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer)
     if split not in corpus.sources:
         raise UserError(f"the corpus in {data_path} has no {split} split")

@@ -159,7 +159,7 @@ class Generator:
         the other tokens are moved into the state.
         """
         moved = [unread.popleft() for _ in range(len(unread) - 1)] if self._reads_words else []
-        return decoding.state_of_words(moved, self._state_ph.shape[1])[None]
+        return decoding.state_of_words(moved, self._state_ph.shape.as_list()[1])[None]
 
     def _zeros(self, rows: int) -> np.ndarray:
         """Return empty states, [B, S]."""

@@ -15,7 +15,7 @@ from lm.data.selection import saved_tokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.record import (
@@ -107,6 +107,11 @@ def open_session(
 
     `build` builds the rest of the graph for the network, and its result is returned too.
     """
+    if not os.path.isdir(run.checkpoint.path):
+        raise RunError(
+            f"{run.checkpoint.path} no longer exists, because a run that is training removes old"
+            " checkpoints: open the run again"
+        )
     device = device or start_tensorflow(Communicator())
     with tf.Graph().as_default():
         # The scope keeps operations from taking the name of a variable and renaming it.

@@ -50,7 +50,8 @@ def window_losses_from_predictions(
     """Like `window_losses`, but from the predictions, even if the network defines losses."""
     context = network.context(ops=_PLAIN)
     outputs_or_logits_TBX, after = network.build(inputs_TB, state, context)
-    outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, outputs_or_logits_TBX.shape[2]])
+    units = outputs_or_logits_TBX.shape.as_list()[2]
+    outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
     log_probs_NV = network.log_probs(outputs_or_logits_NX, context)
     losses_N = -tf.gather(log_probs_NV, tf.reshape(targets_TB, [-1]), batch_dims=1)
     return tf.reshape(losses_N, tf.shape(targets_TB)), after

@@ -67,8 +67,9 @@ def train(
                 results = _train(job, supervisor, stack)
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
-                f"out of memory ({short_message(error)}): reduce the model or batch_size, limit a"
-                " large vocabulary with --vocab_size, or use more ranks"
+                f"out of memory ({short_message(error)}): reduce the model or batch_size, use more"
+                " hosts, limit the vocabulary of --tokenizer words with --vocab_size, or lower"
+                " --micro_batches_at_once for a network of a config file"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()

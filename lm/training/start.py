@@ -37,7 +37,9 @@ def check_network(job: Job) -> None:
     is_new = job.run_dir and not job.run_dir.checkpoint
     if is_new and job.options.check_network and not job.functions.is_built_in:
         words = job.corpus.tokenizer.tokens
-        job.functions.check(job.config, len(words), session_config(job.device), words)
+        at_once = job.options.micro_batches_at_once or job.device.inter_op
+        device = job.device._replace(inter_op=at_once)
+        job.functions.check(job.config, len(words), session_config(device), words)
 
 
 def check_window_order(network: Network) -> None:
@@ -216,8 +218,12 @@ def _micro_batches(job: Job) -> str:
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
     rows, *others = job.batches.rows.micro_batches
-    is_slow = rows * job.config.num_steps < _FEW_TOKENS and len(others) >= job.device.inter_op
-    advice = "; fewer --virtual_ranks are faster if the model is large" if is_slow else ""
+    count, threads, advice = len(others) + 1, job.device.inter_op, ""
+    if count < threads:
+        flag = "--virtual_ranks" if rows > 1 else "--batch_size"
+        advice = f"; only {count} of {threads} threads have a micro-batch: raise {flag}"
+    elif count > threads and rows * job.config.num_steps < _FEW_TOKENS:
+        advice = "; fewer --virtual_ranks are faster if the model is large"
     return f", {rows} per micro-batch{advice}"
 
 

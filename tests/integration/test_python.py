@@ -24,6 +24,15 @@ assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likel
 assert run.generate("ba", num_words=20, seed=1)[0] == text
 assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text
 run.close()
+import concurrent.futures, os, random
+others = [open_run("runs/short"), open_run("runs/new")]
+os.chdir("runs")
+random.seed(3)
+with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    list(threads.map(lambda each: each.generate("ba", num_words=1), others))
+assert random.random() == random.Random(3).random()
+os.chdir("..")
+assert run.evaluate(pathlib.Path("my.txt"))["tokens"] > 0
 (score,) = run.score(["ba ta be"])
 nll = run.evaluate("my.txt", lines=True)["nll"]
 assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)

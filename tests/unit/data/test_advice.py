@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 
 import pytest
 
@@ -57,8 +58,17 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
         assert caplog.text.count("words are 100%: sort the vocabulary by frequency") == num_warnings
 
 
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.json.gz", "train/part-0.jsonl"])
+def test_json_is_not_read_as_text(tmp_path, name):
+    (tmp_path / "train").mkdir()
+    (tmp_path / name).write_text('{"text": "a b"}\n' * 100)
+    path = tmp_path if os.sep in name else tmp_path / name
+    with pytest.raises(UserError, match=f"{name} contains JSON: write its texts into a .txt file"):
+        load_corpus(str(path))
+
+
 def test_a_text_in_utf_16_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="line 1: byte 0x00 is not valid UTF-8, so convert"):
+    with pytest.raises(UserError, match="line 1: the text contains NUL: convert UTF-16 to UTF-8"):
         load_corpus(write(tmp_path / "d", train=LINES.encode("utf-16-le")))
 
 

@@ -1,7 +1,9 @@
 """Texts in the vocabulary of a run, and the opening of runs."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from lm.checkpoint import store
@@ -10,7 +12,8 @@ from lm.config import Config
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
-from lm.inference.evaluator import load_text
+from lm.inference.evaluator import evaluate, load_text
+from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_run
 from tests.limits import file_size_limit
 from tests.untrained import write_run
@@ -41,6 +44,24 @@ def test_a_full_temporary_directory_is_named(tmp_path, monkeypatch):
     message = rf"^cannot write to {tmp_path} \(File too large\): free some space, or set TMPDIR"
     with file_size_limit(4), pytest.raises(RunError, match=message):
         load_text(run_of(WITH_UNK), str(tmp_path / "text"))
+
+
+def test_token_ids_may_have_another_type_than_in_the_training(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    np.array([2, 3, 0] * 20, np.uint32).tofile(tmp_path / "ids.bin")
+    path, options = [str(tmp_path / "ids.bin")], {"eval_batch_size": 1}
+    (found,) = evaluate(str(tmp_path / "run"), path, token_dtype="uint32", **options)
+    assert found["tokens"] == 60
+    with pytest.raises(UserError, match=r"every second value .* set --token_dtype uint32"):
+        evaluate(str(tmp_path / "run"), path, **options)
+
+
+def test_a_removed_checkpoint_is_named(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    run = open_run(tmp_path / "run")
+    shutil.rmtree(run.checkpoint.path)
+    with pytest.raises(RunError, match="step-00000007 no longer exists, because a run that is"):
+        Scorer(run)
 
 
 def test_weights_with_different_settings_are_rejected(tmp_path):
