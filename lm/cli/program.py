@@ -9,9 +9,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
 
 from lm.config import RunOptions
@@ -27,6 +28,7 @@ from lm.system import keep_freed_memory, use_huge_pages
 Parsed = TypeVar("Parsed")
 
 _KILLED_SECONDS = 10  # mpirun kills the ranks of a failed job within 4 seconds.
+_START_SECONDS = 3600.0  # Thousands of ranks are connected earlier.
 
 
 def run(
@@ -51,7 +53,8 @@ def run(
                 raise
             # The config file may be missing only on this host: report it at the first exchange.
             failure = error
-        comm = launch.connect()
+        with _start_limit():
+            comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _exit_unconnected(error)
     except KeyboardInterrupt as interrupt:
@@ -84,6 +87,29 @@ def _start(rank: int) -> None:
     ignore_save_requests()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see lm/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _start_limit() -> Iterator[None]:
+    """End this process if the ranks are not connected in time, because one of them hangs."""
+
+    def end() -> None:
+        _print_message(
+            f"rank {launch.launched_rank()} on {socket.gethostname()}: the ranks are not connected"
+            f" after {_START_SECONDS:.0f} s: look for a rank that hangs, or set INTERFACE"
+            " (docs/troubleshooting.md)",
+            1,
+        )
+        os._exit(1)
+
+    timer = threading.Timer(_START_SECONDS, end)
+    timer.daemon = True
+    if launch.launched_size() > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _exit_unconnected(error: Exception) -> NoReturn:

@@ -144,7 +144,7 @@ class Supervisor:
             idle += min(now - before, 2 * TICK_SECONDS)
             if self.timeout and idle > self.timeout:
                 phase = self._phase
-                if phase.patient and not _stopped(self._processes, self._own):
+                if phase.patient and self._processes and not _stopped(self._processes, self._own):
                     idle = 0.0
                 else:
                     self._give_up(phase, idle)

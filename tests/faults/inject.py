@@ -19,6 +19,7 @@ keep_freed_memory()  # `lm.train` also calls this before NumPy starts threads
 
 import numpy as np  # noqa: E402
 
+from lm.cli import program  # noqa: E402
 from lm.distributed.launch import launched_rank  # noqa: E402
 from lm.train import main  # noqa: E402
 
@@ -60,6 +61,13 @@ def kill(rank, step):
         kill_self()
 
     at_step(rank, step, end)
+
+
+def stop_at_start(rank, limit):
+    """Stop a rank before the ranks are connected, for which they have a time limit in seconds."""
+    program._START_SECONDS = float(limit)
+    if launched_rank() == int(rank):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stop(rank, step):

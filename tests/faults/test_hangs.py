@@ -49,6 +49,13 @@ def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
     assert end["outcome"] == "failed" and "in step 30, waiting for rank 1" in end["reason"]
 
 
+def test_a_rank_that_is_stopped_before_the_ranks_are_connected_ends_the_job(start, tmp_path):
+    job = start(tmp_path, *LONG, num_ranks=2, fault="stop_at_start:1:4", forked=True)
+    code, output = job.finish(timeout=60)
+    assert code == 1
+    assert f"rank 0 on {socket.gethostname()}: the ranks are not connected after 4 s" in output
+
+
 @pytest.mark.soak
 def test_a_rank_that_is_stopped_for_a_short_time_continues(start, tmp_path):
     job = start(tmp_path, *LONG[:-1], "--max_steps", 400, "--noeval", num_ranks=2)
