@@ -22,7 +22,7 @@ run_training() {
     local slots placement=() train
     [[ -n ${local_ranks:-} ]] || load_settings
     slots=$local_ranks
-    train=("$python" -m lm.train --config "${CONFIG:-config_small}")
+    train=("$python" -m lm.train ${CONFIG:+--config "$CONFIG"})
     # A single process uses all cores.
     [[ ${LAUNCHER:-mpirun} == none || -z $threads ]] || train+=(--intra_op_threads "$threads")
     train+=("$@")

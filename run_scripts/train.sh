@@ -7,7 +7,7 @@
 #   LAUNCHER=none run_scripts/train.sh                                one process
 #
 # Environment:
-#   CONFIG        the config (config_small)
+#   CONFIG        the config (config_small, or with --resume the config of the run)
 #   LAUNCHER      mpirun (default), horovodrun or none (one process). horovodrun uses Gloo instead of MPI.
 #                 Its exchange is 2 to 4 times slower, and SIGUSR1 does not save.
 #   HOSTS         host:slots,... (default: the hosts of the scheduler's job, or this host). Alternatively, set NP

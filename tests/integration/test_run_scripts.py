@@ -123,7 +123,7 @@ def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path
     assert result.returncode == 0, result.stderr
     assert " -H host1:1,host2:1 " in result.stdout
     python = tmp_path / ".venv/bin/python"
-    training = f" {python} -m lm.train --config config_small --output_dir run --resume "
+    training = f" {python} -m lm.train --output_dir run --resume "
     assert training in result.stdout
     python.rename(tmp_path / "python")
     without = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
@@ -209,7 +209,7 @@ def test_scripts_stay_in_the_users_directory(launch, tmp_path):
     env = {"OUTPUT_DIR": "a", "DISCOVER_HOSTS": "./hosts.sh", "PYTHON": "./python"}
     said = launch("train_resilient.sh", 'echo "$PWD $*"', cwd=user, **env).stdout
     assert said.startswith(f"{user} ") and " -np 3 -H host1:3 " in said
-    assert " ./python -m lm.train --config config_small --output_dir a --resume " in said
+    assert " ./python -m lm.train --output_dir a --resume " in said
     for venv in ("env", f"{user}/env"):
         said = launch("train.sh", 'echo "$PWD $*"', cwd=user, VENV=venv, CONFIG="m.py").stdout
         assert said.startswith(f"{user} ")
