@@ -19,6 +19,11 @@ from lm.functions import NetworkFunctions
 from tests import fork_server
 
 ROOT = pathlib.Path(__file__).parent.parent
+# The variables of a Slurm job on two hosts.
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2",
+    "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+}  # fmt: skip
 
 
 # This variable sets the seconds between SIGTERM and SIGKILL when mpirun ends its ranks.

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import fork_server
-from tests.commands import ROOT, train
+from tests.commands import ROOT, run_command, train
 from tests.download_server import DownloadServer
 
 
@@ -44,6 +44,31 @@ def project(tmp_path):
     shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
     (copy / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     return copy
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run a script in a checkout without setup; shell scripts replace mpirun and others."""
+    shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
+    (tmp_path / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" != lm.distributed ] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+
+    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, arguments=(), **env):
+        for command, stand_in in {"mpirun": mpirun, **dict(others)}.items():
+            (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{stand_in}\n")
+            (tmp_path / "bin" / command).chmod(0o755)
+        return run_command(
+            ["bash", tmp_path / "run_scripts" / name, "--max_steps", 1, *arguments],
+            {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env}, timeout=30, cwd=cwd,
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture

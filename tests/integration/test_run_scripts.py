@@ -1,18 +1,17 @@
 """The launch scripts: each runs the real training, and all ways to launch give the same run.
 
-tests/faults/test_slurm.py tests train_slurm.sbatch, which needs Slurm.
+test_batch_scripts.py tests the scripts for schedulers.
 """
 
 import re
-import shutil
 import subprocess
-import sys
 
 import pytest
 
 from lm import kernels
 from tests.commands import (
     ROOT,
+    SLURM,
     environment,
     events,
     kill_marked,
@@ -21,10 +20,6 @@ from tests.commands import (
     run_command,
 )
 
-SLURM = {
-    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2",
-    "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
-}  # fmt: skip
 TINY = ("--hidden_size", "8", "--max_steps", "10", "--log_every_steps", "1", "--noeval")
 
 
@@ -70,31 +65,6 @@ def test_the_proof_finds_identical_checkpoints(project, tmp_path):
     _, *rows, last = result.stdout.splitlines()
     assert len(rows) == 7 and last == "identical"
     assert "resumed after step 100" in (tmp_path / "proof/killed.txt").read_text()
-
-
-@pytest.fixture
-def launch(tmp_path):
-    """Run a script in a checkout without setup; shell scripts replace mpirun and others."""
-    shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
-    (tmp_path / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        f'#!/bin/sh\n[ "$2" != lm.distributed ] || PYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-
-    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, arguments=(), **env):
-        for command, stand_in in {"mpirun": mpirun, **dict(others)}.items():
-            (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{stand_in}\n")
-            (tmp_path / "bin" / command).chmod(0o755)
-        return run_command(
-            ["bash", tmp_path / "run_scripts" / name, "--max_steps", 1, *arguments],
-            {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env}, timeout=30, cwd=cwd,
-        )  # fmt: skip
-
-    return run
 
 
 def test_the_proof_reports_a_different_checkpoint(launch):
@@ -290,92 +260,6 @@ def test_a_second_sigint_kills_a_job_that_hangs(launch, name):
     result = launch(name, HANGS, others, OUTPUT_DIR="run", **SLURM)
     assert (result.returncode, result.stdout) == (130, "")
     assert "restart" not in result.stderr
-
-
-def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_path):
-    (tmp_path / "nodes").write_text("n1\nn2\n")
-    pbs = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": str(tmp_path)}
-    pbs["FLAGS"] = "--seed 5"
-    # qstat breaks long lines.
-    facts = (
-        "    Resource_List.walltime = 24:00:00\n    Submit_arguments = -l select=2 train_\n\tpbs.sh"
-    )
-    others = {
-        "qstat": f"cat <<'EOF'\n{facts}\nEOF",
-        "qsub": 'echo "$@" >>submitted; echo 8.server',
-        "qrls": 'echo "$@" >>submitted',
-    }
-    result = launch("train_pbs.sh", 'echo "$@"; exit 140', others, **pbs)
-    assert (result.returncode, result.stderr) == (140, "")
-    assert " -H n1:1,n2:1 " in result.stdout and " --output_dir runs/pbs-7 " in result.stdout
-    assert result.stdout.endswith(" --resume --seed 5\n")
-    submitted = (tmp_path / "submitted").read_text()
-    assert submitted == "-h -l select=2 train_pbs.sh\n8.server\n"
-    assert (tmp_path / "runs/pbs-8").readlink().name == "pbs-7"
-    pbs["PBS_JOBID"] = "8.server"
-    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
-    assert "pbs-8: exit code 140, giving up: no new checkpoint in MAX_REQUEUES=1" in result.stderr
-    assert (tmp_path / "submitted").read_text() == submitted
-    (tmp_path / "runs/pbs-7/checkpoints/step-00000009").mkdir(parents=True)
-    others["qsub"] = 'echo "$@" >>submitted; echo 9.server'
-    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
-    assert "giving up" not in result.stderr
-    assert (tmp_path / "submitted").read_text() == submitted + submitted.replace("8.", "9.")
-    pbs["PBS_JOBID"] = "9.server"
-    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="0", **pbs)
-    assert "pbs-9: exit code 140, giving up" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],
-)
-def test_a_job_that_does_not_find_the_project_is_one_line(tmp_path, name):
-    result = run_command(["bash", ROOT / "run_scripts" / name], environment(), 30, cwd=tmp_path)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"{name.split('.')[0]}: {tmp_path} is not this project: ")
-
-
-def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
-    with (tmp_path / ".venv/bin/python").open("a") as stand_in:
-        stand_in.write('echo "$@"; [ "$2" != lm.search ] || exit ${CODE:-0}\n')
-    # Slurm runs a copy of the script.
-    copy = shutil.copy(tmp_path / "run_scripts/search_slurm.sbatch", tmp_path / "slurm_script")
-    others = {"scontrol": 'echo "$@"'}
-    (tmp_path / "flags").write_text("--seed 1\n--space 'keep_prob=0.5:1, seed=1:9'\n")
-    job = {"FLAGS_FILE": "flags", "SLURM_ARRAY_TASK_ID": "2", "RANKS": "1", **SLURM}
-    result = launch(copy, others=others, CODE="140", **job)
-    assert result.returncode == 140, result.stderr
-    search, requeue = result.stdout.splitlines()
-    output_dir = "searches/slurm-7_2"
-    assert search.startswith(f"-m lm.search --output_dir {output_dir} --hosts n1:1,n2:1 ")
-    assert search.endswith(" --max_steps 1 --resume --space keep_prob=0.5:1, seed=1:9")
-    assert " --ranks_per_trial 1 " in search and requeue == "requeue 7_2"
-    (tmp_path / output_dir).mkdir(parents=True)
-    (tmp_path / output_dir / "search.json").write_text("{}")
-    result = launch(copy, others=others, **job)
-    assert result.returncode == 0, result.stderr
-    search, report = result.stdout.splitlines()
-    assert f" --config {output_dir}/config.py " in search and " --resume --space " in search
-    assert report == f"-m lm.report {output_dir} --html {output_dir}/report.html"
-
-
-# The messages of srun 22.05 if libpmix.so is missing, and if a node is dead.
-@pytest.mark.parametrize(
-    "said, code, requeued",
-    [
-        ("Invalid MPI type 'pmix', --mpi=list for acceptable types", 2, False),
-        ("Application launch failed: Communication connection failure", 233, True),
-    ],
-)
-def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
-    others = {"srun": f'echo "srun: error: {said}" >&2; exit 233'}
-    others["scontrol"] = '[ "$1" = show ] || echo "$@"'
-    result = launch("train_slurm.sbatch", others=others, LAUNCHER="srun", **SLURM)
-    assert result.returncode == code, result.stderr
-    assert result.stdout == "requeue 7\n" * requeued
-    assert ("install libpmix.so" in result.stderr) is not requeued
-    assert said in result.stderr
 
 
 def test_any_new_checkpoint_is_progress_for_the_resilient_script(tmp_path):

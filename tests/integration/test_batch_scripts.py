@@ -1,0 +1,96 @@
+"""The scripts for schedulers, whose programs are shell scripts here.
+
+tests/faults/test_slurm.py tests train_slurm.sbatch in a real Slurm.
+"""
+
+import shutil
+
+import pytest
+
+from tests.commands import ROOT, SLURM, environment, run_command
+
+
+def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_path):
+    (tmp_path / "nodes").write_text("n1\nn2\n")
+    pbs = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": str(tmp_path)}
+    pbs["FLAGS"] = "--seed 5"
+    # qstat breaks long lines.
+    facts = (
+        "    Resource_List.walltime = 24:00:00\n    Submit_arguments = -l select=2 train_\n\tpbs.sh"
+    )
+    others = {
+        "qstat": f"cat <<'EOF'\n{facts}\nEOF",
+        "qsub": 'echo "$@" >>submitted; echo 8.server',
+        "qrls": 'echo "$@" >>submitted',
+    }
+    result = launch("train_pbs.sh", 'echo "$@"; exit 140', others, **pbs)
+    assert (result.returncode, result.stderr) == (140, "")
+    assert " -H n1:1,n2:1 " in result.stdout and " --output_dir runs/pbs-7 " in result.stdout
+    assert result.stdout.endswith(" --resume --seed 5\n")
+    submitted = (tmp_path / "submitted").read_text()
+    assert submitted == "-h -l select=2 train_pbs.sh\n8.server\n"
+    assert (tmp_path / "runs/pbs-8").readlink().name == "pbs-7"
+    pbs["PBS_JOBID"] = "8.server"
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
+    assert "pbs-8: exit code 140, giving up: no new checkpoint in MAX_REQUEUES=1" in result.stderr
+    assert (tmp_path / "submitted").read_text() == submitted
+    (tmp_path / "runs/pbs-7/checkpoints/step-00000009").mkdir(parents=True)
+    others["qsub"] = 'echo "$@" >>submitted; echo 9.server'
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
+    assert "giving up" not in result.stderr
+    assert (tmp_path / "submitted").read_text() == submitted + submitted.replace("8.", "9.")
+    pbs["PBS_JOBID"] = "9.server"
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="0", **pbs)
+    assert "pbs-9: exit code 140, giving up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],
+)
+def test_a_job_that_does_not_find_the_project_is_one_line(tmp_path, name):
+    result = run_command(["bash", ROOT / "run_scripts" / name], environment(), 30, cwd=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"{name.split('.')[0]}: {tmp_path} is not this project: ")
+
+
+def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
+    with (tmp_path / ".venv/bin/python").open("a") as stand_in:
+        stand_in.write('echo "$@"; [ "$2" != lm.search ] || exit ${CODE:-0}\n')
+    # Slurm runs a copy of the script.
+    copy = shutil.copy(tmp_path / "run_scripts/search_slurm.sbatch", tmp_path / "slurm_script")
+    others = {"scontrol": 'echo "$@"'}
+    (tmp_path / "flags").write_text("--seed 1\n--space 'keep_prob=0.5:1, seed=1:9'\n")
+    job = {"FLAGS_FILE": "flags", "SLURM_ARRAY_TASK_ID": "2", "RANKS": "1", **SLURM}
+    result = launch(copy, others=others, CODE="140", **job)
+    assert result.returncode == 140, result.stderr
+    search, requeue = result.stdout.splitlines()
+    output_dir = "searches/slurm-7_2"
+    assert search.startswith(f"-m lm.search --output_dir {output_dir} --hosts n1:1,n2:1 ")
+    assert search.endswith(" --max_steps 1 --resume --space keep_prob=0.5:1, seed=1:9")
+    assert " --ranks_per_trial 1 " in search and requeue == "requeue 7_2"
+    (tmp_path / output_dir).mkdir(parents=True)
+    (tmp_path / output_dir / "search.json").write_text("{}")
+    result = launch(copy, others=others, **job)
+    assert result.returncode == 0, result.stderr
+    search, report = result.stdout.splitlines()
+    assert f" --config {output_dir}/config.py " in search and " --resume --space " in search
+    assert report == f"-m lm.report {output_dir} --html {output_dir}/report.html"
+
+
+# The messages of srun 22.05 if libpmix.so is missing, and if a node is dead.
+@pytest.mark.parametrize(
+    "said, code, requeued",
+    [
+        ("Invalid MPI type 'pmix', --mpi=list for acceptable types", 2, False),
+        ("Application launch failed: Communication connection failure", 233, True),
+    ],
+)
+def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
+    others = {"srun": f'echo "srun: error: {said}" >&2; exit 233'}
+    others["scontrol"] = '[ "$1" = show ] || echo "$@"'
+    result = launch("train_slurm.sbatch", others=others, LAUNCHER="srun", **SLURM)
+    assert result.returncode == code, result.stderr
+    assert result.stdout == "requeue 7\n" * requeued
+    assert ("install libpmix.so" in result.stderr) is not requeued
+    assert said in result.stderr
