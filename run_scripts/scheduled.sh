@@ -16,6 +16,7 @@ whole_number MAX_REQUEUES "${MAX_REQUEUES:-10}"
 HOSTS='' HOSTFILE=''
 load_settings
 [[ -n $job ]] || fail "submit this script to a scheduler, or use train.sh"
+requeues=runs/.$job.requeues # has a line from `checkpoints` for each time that the job was queued again
 
 run_scheduled() { # COMMAND ARGUMENTS...
     local code=0 line words=()
@@ -30,8 +31,15 @@ run_scheduled() { # COMMAND ARGUMENTS...
     fi
     # shellcheck disable=SC2206  # FLAGS is a list
     words=("$@" --resume ${FLAGS:-} "${words[@]}")
-    "${words[@]}" || code=$?
     output_dir=$(printf '%s\n' "${words[@]}" | sed -nE '/^--output_dir$/{n;p}; s/^--output_dir=//p' | tail -n 1)
+    output_dir=${output_dir:-$OUTPUT_DIR}
+    # A new run would repeat everything.
+    if [[ $(checkpoints) == *" 0" ]] && grep -qsv ' 0$' "$requeues"; then
+        code=1
+        echo "$job: the checkpoints of $output_dir are gone: is its disk mounted?" >&2
+    else
+        "${words[@]}" || code=$?
+    fi
     # Schedulers may also signal mpirun, which then returns 1.
     [[ $stopped_by != @(130|143) ]] || code=$stopped_by
     case $stopped_by/$code in
@@ -46,12 +54,16 @@ run_scheduled() { # COMMAND ARGUMENTS...
 # ends during this period.
 preempted() { [[ $job == slurm-* && $(scontrol show job "${job#slurm-}") == *" PreemptTime="[0-9]* ]]; }
 
+# Prints a checksum of the names of all checkpoints, and the length of these names.
+checkpoints() {
+    { find -H "$output_dir" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null || true; } | sort | cksum
+}
+
 requeue() {
-    local requeues=runs/.$job.requeues next checkpoints
+    local next checkpoints
     mkdir -p runs
     touch "$requeues"
-    checkpoints=$(find -H "${output_dir:-$OUTPUT_DIR}" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null |
-        sort | cksum) || true
+    checkpoints=$(checkpoints)
     if (($(grep -cxF "$checkpoints" "$requeues" || true) >= ${MAX_REQUEUES:-10})); then
         echo "$job: exit code $code, giving up: no new checkpoint in MAX_REQUEUES=${MAX_REQUEUES:-10} attempts" >&2
         exit "$code"

@@ -50,10 +50,14 @@ checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
-restarts=0 code=1 backoff=${BACKOFF:-5}
+restarts=0 code=1 backoff=${BACKOFF:-5} had=''
 while true; do
     before=$(checkpoints)
-    if choose_hosts; then
+    had=${before:-$had}
+    if [[ -n $had && -z $before ]]; then # a new run would repeat everything
+        code=1
+        echo "train_resilient: the checkpoints of $OUTPUT_DIR are gone: is its disk mounted?" >&2
+    elif choose_hosts; then
         code=0
         LAUNCHER=mpirun NP=$ranks HOSTS=$hosts HOSTFILE='' \
             run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
@@ -63,9 +67,8 @@ while true; do
     else
         echo "train_resilient: DISCOVER_HOSTS names no valid hosts" >&2
     fi
-    if [[ $(checkpoints) != "$before" ]]; then
-        restarts=0 backoff=${BACKOFF:-5}
-    fi
+    after=$(checkpoints)
+    [[ -z $after || $after == "$before" ]] || restarts=0 backoff=${BACKOFF:-5}
     if ((++restarts > ${MAX_RESTARTS:-10})); then
         echo "train_resilient: $((restarts - 1)) restarts without progress, giving up" >&2
         exit "$code"

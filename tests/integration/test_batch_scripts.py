@@ -44,6 +44,21 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     assert "pbs-9: exit code 140, giving up" in result.stderr
 
 
+REQUEUES = {"scontrol": '[ "$1" = show ] || echo "$@"'}
+SAVES = "echo trains; mkdir -p run/checkpoints/step-$(date +%N); exit 140"
+
+
+def test_a_job_whose_checkpoints_are_gone_does_not_start_a_new_run(launch, tmp_path):
+    job = {"FLAGS": "--output_dir run", **SLURM}
+    assert launch("train_slurm.sbatch", SAVES, REQUEUES, **job).stdout == "trains\nrequeue 7\n"
+    (tmp_path / "run").rename(tmp_path / "unmounted")
+    result = launch("train_slurm.sbatch", SAVES, REQUEUES, **job)
+    assert (result.returncode, result.stdout) == (1, "requeue 7\n")
+    assert result.stderr == "slurm-7: the checkpoints of run are gone: is its disk mounted?\n"
+    (tmp_path / "unmounted").rename(tmp_path / "run")
+    assert launch("train_slurm.sbatch", SAVES, REQUEUES, **job).stdout == "trains\nrequeue 7\n"
+
+
 @pytest.mark.parametrize(
     "name",
     ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],

@@ -115,6 +115,20 @@ def test_the_resilient_script_gives_up_without_progress(launch):
     assert (mistake.returncode, mistake.stderr) == (2, "")
 
 
+def test_the_resilient_script_waits_while_the_checkpoints_are_gone(launch, tmp_path):
+    """A new run in an empty mount point would repeat everything."""
+    (tmp_path / "run/checkpoints/step-00000100").mkdir(parents=True)
+    mpirun = "[ ! -e waited ] || exit 0; mv run unmounted; exit 7"
+    sleep = "[ ! -e waited ] || mv unmounted run; touch waited"
+    env = {"OUTPUT_DIR": "run", "MAX_RESTARTS": "2"}
+    result = launch("train_resilient.sh", mpirun, {"sleep": sleep}, **env)
+    assert result.returncode == 0
+    first, gone, *_ = result.stderr.splitlines()
+    assert "exit code 7, restart 1" in first
+    assert gone == "train_resilient: the checkpoints of run are gone: is its disk mounted?"
+    assert "exit code 1, restart 2" in result.stderr
+
+
 def test_a_script_can_be_called_by_a_link(launch, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/train").symlink_to("../run_scripts/train.sh")
