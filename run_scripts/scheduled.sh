@@ -33,6 +33,7 @@ run_scheduled() { # COMMAND ARGUMENTS...
     words=("$@" --resume ${FLAGS:-} "${words[@]}")
     output_dir=$(printf '%s\n' "${words[@]}" | sed -nE '/^--output_dir$/{n;p}; s/^--output_dir=//p' | tail -n 1)
     output_dir=${output_dir:-$OUTPUT_DIR}
+    output_dir=${output_dir/#\~\//${HOME:-}/} # lm.train expands it too
     # A new run would repeat everything.
     if [[ $(checkpoints) == *" 0" ]] && grep -qsv ' 0$' "$requeues"; then
         code=1
@@ -56,7 +57,7 @@ preempted() { [[ $job == slurm-* && $(scontrol show job "${job#slurm-}") == *" P
 
 # Prints a checksum of the names of all checkpoints, and the length of these names.
 checkpoints() {
-    { find -H "$output_dir" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null || true; } | sort | cksum
+    { find -L "$output_dir" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null || true; } | sort | cksum
 }
 
 requeue() {

@@ -59,6 +59,17 @@ def test_a_job_whose_checkpoints_are_gone_does_not_start_a_new_run(launch, tmp_p
     assert launch("train_slurm.sbatch", SAVES, REQUEUES, **job).stdout == "trains\nrequeue 7\n"
 
 
+@pytest.mark.parametrize("output_dir", ["~/run", "run"])
+def test_checkpoints_behind_links_are_progress(launch, tmp_path, output_dir):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "disk")
+    job = {"FLAGS": f"--output_dir {output_dir}", "HOME": str(tmp_path), **SLURM}
+    for _ in range(2):
+        result = launch("train_slurm.sbatch", SAVES, REQUEUES, MAX_REQUEUES="1", **job)
+        assert result.stdout == "trains\nrequeue 7\n", result.stderr
+
+
 @pytest.mark.parametrize(
     "name",
     ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],
