@@ -77,7 +77,8 @@ requeue() {
             # Only operators may requeue a job. Submit the same job again, with the same run.
             next=$(pbs_submit -h)
             mkdir -p "runs/$job" # the first attempt may have failed before it created the run
-            ln -sfn "$job" "runs/pbs-${next%%.*}"
+            # A chain of links would exceed the system's limit (40).
+            ln -sfn "$(readlink "runs/$job" || echo "$job")" "runs/pbs-${next%%.*}"
             mv "$requeues" "runs/.pbs-${next%%.*}.requeues"
             qrls "$next"
             ;;

@@ -38,6 +38,7 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     others["qsub"] = 'echo "$@" >>submitted; echo 9.server'
     result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
     assert "giving up" not in result.stderr
+    assert (tmp_path / "runs/pbs-9").readlink().name == "pbs-7"
     assert (tmp_path / "submitted").read_text() == submitted + submitted.replace("8.", "9.")
     pbs["PBS_JOBID"] = "9.server"
     result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="0", **pbs)
