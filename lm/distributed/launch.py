@@ -162,7 +162,22 @@ def mpirun_environment(**changes: str) -> dict[str, str]:
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
     defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
     given = {name: v for name, v in os.environ.items() if not name.startswith(_FROM_LAUNCHER)}
+    given |= _library_path()
     return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
+
+
+def _library_path() -> dict[str, str]:
+    """Return the LD_LIBRARY_PATH for the mpirun of this virtual environment, if it needs one.
+
+    A module of the cluster may add a different Open MPI to LD_LIBRARY_PATH. Its libraries would
+    replace the libraries of this mpirun, because they have the same names.
+    """
+    given = os.environ.get("LD_LIBRARY_PATH")
+    # The directory of a Conda environment has many libraries, which could break ssh.
+    is_virtual = sys.prefix != sys.base_prefix
+    if not given or not is_virtual or shutil.which("mpirun") != f"{sys.prefix}/bin/mpirun":
+        return {}
+    return {"LD_LIBRARY_PATH": f"{sys.prefix}/lib:{given}"}
 
 
 def slots_of_hosts(hosts: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Environment variables of the launchers, and the command line of mpirun."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -99,6 +100,18 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
     assert "OMPI_MCA_plm" not in launch.mpirun_environment()
     (tmp_path / "blaunch").touch(mode=0o755)
     assert launch.mpirun_environment()["OMPI_MCA_plm_rsh_agent"] == "blaunch"
+
+
+def test_libraries_of_a_module_do_not_replace_those_of_mpirun(monkeypatch, tmp_path):
+    if shutil.which("mpirun") != f"{sys.prefix}/bin/mpirun":
+        pytest.skip("this environment uses the Open MPI of the host")
+    for name in ("libopen-pal.so.40", "libopen-rte.so.40"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    command = [*launch.mpirun_command(1), "echo", "started"]
+    assert "file too short" in run_command(command, os.environ, timeout=30).stderr
+    result = run_command(command, launch.mpirun_environment(), timeout=30)
+    assert result.stdout == "started\n", result.stderr
 
 
 def test_slots_are_read_from_the_list_of_hosts():
