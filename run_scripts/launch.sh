@@ -51,6 +51,8 @@ run_training() {
 
 run_mpirun() {
     local options=("${pass_on[@]}")
+    command -v mpirun >/dev/null || fail "mpirun is not in PATH: load the module of the Open MPI that setup.sh" \
+        "used$(sed -nE 's|.* (/[^ ]+)/mpicxx .*| (in \1)|p' "$venv/.done-base" 2>/dev/null)"
     if [[ -n ${INTERFACE:-} ]]; then
         export HOROVOD_GLOO_IFACE=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
         options+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE"

@@ -11,6 +11,8 @@
 # Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
 #   built for PBS, PBS Pro's pbs_tmrsh, or ssh between the hosts. qsub must work on the first host.
+#   PBS does not pass your environment to the job: if mpirun is in a module, use qsub -V, or load the module in a
+#   copy of this script.
 # Result: the run is in runs/pbs-<job id>. scheduled.sh lists the exit codes.
 #PBS -N lm
 #PBS -l select=2:ncpus=16:mpiprocs=1

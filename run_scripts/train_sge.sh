@@ -10,6 +10,8 @@
 # Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts, and a parallel environment
 #   with `control_slaves TRUE` (`qconf -sp mpi`), in which mpirun starts its daemons by qrsh.
+#   SGE does not pass your environment to the job: if mpirun is in a module, use qsub -V, or load the module in a
+#   copy of this script.
 # Result: the run is in runs/sge-<job id>. scheduled.sh lists the exit codes.
 #$ -N lm
 #$ -cwd

@@ -132,8 +132,8 @@ def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
     """Return the mpirun part of a command line, for this host or for "host1:1,host2:1"."""
     if not shutil.which("mpirun"):
         raise UserError(
-            f"mpirun is not in PATH: source {script('env.sh')}, or activate the environment that"
-            " contains it (docs/installation.md)"
+            f"mpirun is not in PATH: source {script('env.sh')}, activate the environment that"
+            " contains it (docs/installation.md), or load the module of your Open MPI"
         )
     return ["mpirun", *(ranks_on(num_ranks, hosts) if hosts else ["-np", str(num_ranks)])]
 

