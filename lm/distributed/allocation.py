@@ -60,13 +60,26 @@ def find_job() -> tuple[str, str]:
 def remote_shell() -> dict[str, str]:
     """Return the variables that tell mpirun how to start processes on other hosts."""
     scheduler = find_scheduler()
-    if scheduler:
-        shell = _REMOTE_SHELLS.get(scheduler)
-        return {"OMPI_MCA_plm_rsh_agent": shell} if shell and shutil.which(shell) else {}
-    if shutil.which("ssh") or shutil.which("rsh"):
+    shell = _REMOTE_SHELLS.get(scheduler)
+    if shell and shutil.which(shell):
+        return {"OMPI_MCA_plm_rsh_agent": shell}
+    # Open MPI may be built for the scheduler, and then needs no program to reach other hosts.
+    if shutil.which("ssh") or shutil.which("rsh") or (scheduler and not _is_on_one_host()):
         return {}
-    # Without ssh and rsh, Open MPI does not even start ranks on this host.
+    # Without ssh and rsh, Open MPI does not even start ranks on this host, for example in a
+    # container. "isolated" must not be used for several hosts: it starts all ranks on this host.
     return {"OMPI_MCA_plm": "isolated"}
+
+
+def _is_on_one_host() -> bool:
+    """Return whether all ranks of a scheduler's job are on one host."""
+    hosts = os.environ.get("HOSTS")
+    if hosts:
+        return "," not in hosts
+    try:
+        return len(read_allocation().ranks) == 1
+    except UserError:  # The files of the scheduler are not in this container.
+        return True
 
 
 def read_allocation(num_ranks: int | None = None, per_host: int = 1) -> Allocation | None:
@@ -173,7 +186,8 @@ def _lines_of(name: str) -> list[str]:
     except OSError as error:
         raise UserError(
             f"the scheduler's {name}={path} is not readable ({error.strerror}): run this on the"
-            " first host of the job, or set HOSTS=host1:1,host2:1"
+            " first host of the job, or set HOSTS=host1:1,host2:1; in a container, set"
+            " HOSTS=localhost:2 or bind the directory of this file"
         ) from error
 
 

@@ -95,9 +95,20 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.mpirun_environment()
-    # A scheduler's program reaches the other hosts. "isolated" would limit mpirun to this host.
+
+
+def test_a_job_on_several_hosts_is_not_limited_to_this_host(monkeypatch, tmp_path):
+    """In a container, a scheduler's job has neither the scheduler's programs nor ssh."""
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "host1 2 host2 2")
     assert "OMPI_MCA_plm" not in launch.mpirun_environment()
+    monkeypatch.setenv("HOSTS", "localhost:2")
+    assert launch.mpirun_environment()["OMPI_MCA_plm"] == "isolated"
+    monkeypatch.delenv("HOSTS")
+    for hosts in ("host1 2", ""):
+        monkeypatch.setenv("LSB_MCPU_HOSTS", hosts)
+        assert launch.mpirun_environment()["OMPI_MCA_plm"] == "isolated"
     (tmp_path / "blaunch").touch(mode=0o755)
     assert launch.mpirun_environment()["OMPI_MCA_plm_rsh_agent"] == "blaunch"
 
