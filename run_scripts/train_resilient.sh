@@ -5,11 +5,11 @@
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Environment, in addition to CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS (see train.sh):
+# Environment, in addition to CONFIG, HOSTS, PLACE, NETWORK, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS (see train.sh):
 #   OUTPUT_DIR       the run's directory (required)
 #   DISCOVER_HOSTS   a program that prints the available hosts before each start, one host:slots per line,
 #                    like Horovod Elastic's discovery script. The host with OUTPUT_DIR must come first.
-#   NP               the largest number of ranks (default: all slots; without hosts, 1)
+#   NP               the largest number of ranks (default: all slots; without hosts, 1, or one per domain of PLACE)
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
 #   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
@@ -37,7 +37,7 @@ choose_hosts() {
         hosts=$("$DISCOVER_HOSTS" | tr -d ' \t\r' | grep . | paste -sd,) || true
         [[ -n $hosts ]] || return
     fi
-    ranks=${NP:-1}
+    ranks=${NP:-$places}
     if [[ -n $hosts ]]; then
         ranks=$(slots_of "$hosts") || return
         [[ -z ${NP:-} ]] || ((NP >= ranks)) || ranks=$NP

@@ -6,6 +6,7 @@ The code exports the defaults of Open MPI, and sets the following variables:
   HOSTS           hosts of the scheduler's allocation, unless the user selected hosts
   threads         cores of each rank in the allocation, or nothing
   local_ranks     ranks on this host if there is no allocation
+  places          NUMA domains or sockets of this host if $PLACE selects them, otherwise 1
   job, job_index  name of the scheduler's job, and its index in an array of jobs
 """
 
@@ -33,6 +34,7 @@ def _shell_code() -> list[str]:
         **({"HOSTS": allocation.hosts} if allocation else {}),
         "threads": (allocation.threads if allocation else None) or "",
         "local_ranks": places if places > 1 else 2,
+        "places": places,
         "job": job,
         "job_index": index,
     }

@@ -137,3 +137,17 @@ def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
     assert result.stdout == "requeue 7\n" * requeued
     assert ("install libpmix.so" in result.stderr) is not requeued
     assert said in result.stderr
+
+
+def test_srun_uses_interface_and_config_and_rejects_place(launch):
+    srun = 'echo "$@ $OMPI_MCA_btl_tcp_if_include $NCCL_SOCKET_IFNAME"'
+    env = {"LAUNCHER": "srun", "INTERFACE": "eth1", "CONFIG": "config_test", **SLURM}
+    said = launch("train_slurm.sbatch", others={"srun": srun}, **env).stdout
+    assert " -m lm.train --config config_test --output_dir runs/slurm-7 " in said
+    assert said.endswith(" eth1 eth1\n")
+    env["CONFIG"] = ""
+    said = launch("train_slurm.sbatch", others={"srun": srun}, **env).stdout
+    assert " -m lm.train --output_dir runs/slurm-7 " in said
+    result = launch("train_slurm.sbatch", others={"srun": srun}, PLACE="numa", **env)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "SLURM_CPU_BIND=ldoms instead of PLACE" in result.stderr

@@ -102,6 +102,14 @@ def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path
     assert f" {tmp_path}/python -m lm.train " in result.stdout, result.stderr
 
 
+def test_the_resilient_script_starts_one_rank_per_place(launch, tmp_path):
+    assert "-np 1 " in launch("train_resilient.sh", OUTPUT_DIR="run").stdout
+    python = tmp_path / ".venv/bin/python"  # a host with four NUMA domains
+    python.write_text(python.read_text().replace("exec", "") + "echo places=4\n")
+    assert "-np 4 " in launch("train_resilient.sh", OUTPUT_DIR="run", PLACE="numa").stdout
+    assert "-np 2 " in launch("train_resilient.sh", OUTPUT_DIR="run", PLACE="numa", NP="2").stdout
+
+
 def test_the_resilient_script_gives_up_without_progress(launch):
     env = {"OUTPUT_DIR": "run", "MAX_RESTARTS": "2", "BACKOFF": "0"}
     failed = launch("train_resilient.sh", "exit 7", **env)
