@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains until the training is done: if the job fails, mpirun starts again with --resume on the hosts
-# that are available. Any number of ranks can continue the run, so a lost host only costs time.
+# that are available. Any number of ranks up to batch_size can continue the run. It stays bitwise identical if
+# each number is a power of two up to virtual_ranks (8).
 #
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
@@ -9,7 +10,9 @@
 #   OUTPUT_DIR       the run's directory (required)
 #   DISCOVER_HOSTS   a program that prints the available hosts before each start, one host:slots per line,
 #                    like Horovod Elastic's discovery script. The host with OUTPUT_DIR must come first.
-#   NP               the largest number of ranks (default: all slots; without hosts, 1, or one per domain of PLACE)
+#   NP               the largest number of ranks (default: all slots; without hosts, 1, or one per domain of PLACE).
+#                    With DISCOVER_HOSTS, set it to at most virtual_ranks and batch_size: a start with more
+#                    ranks than rows ends the training.
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
 #   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
@@ -24,6 +27,7 @@ python=${PYTHON:-$python}
 command -v "$python" >/dev/null || fail "$python is missing: run run_scripts/setup.sh, or set PYTHON"
 whole_number MAX_RESTARTS "${MAX_RESTARTS:-10}"
 whole_number BACKOFF "${BACKOFF:-5}"
+[[ -z ${HOSTFILE:-} ]] || fail "set HOSTS or DISCOVER_HOSTS instead of HOSTFILE"
 [[ -z ${HOSTS:-} ]] || slots_of "$HOSTS" >/dev/null
 [[ -z ${DISCOVER_HOSTS:-} ]] || command -v "$DISCOVER_HOSTS" >/dev/null ||
     fail "DISCOVER_HOSTS=$DISCOVER_HOSTS does not exist, or is not executable"
@@ -59,8 +63,7 @@ while true; do
         echo "train_resilient: the checkpoints of $OUTPUT_DIR are gone: is its disk mounted?" >&2
     elif choose_hosts; then
         code=0
-        LAUNCHER=mpirun NP=$ranks HOSTS=$hosts HOSTFILE='' \
-            run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
+        LAUNCHER=mpirun NP=$ranks HOSTS=$hosts run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"
         fi

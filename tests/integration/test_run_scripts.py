@@ -150,6 +150,11 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ("train_resilient.sh", {"DISCOVER_HOSTS": "./typo.sh"}, "typo.sh does not exist, or"),
         ("train_resilient.sh", {"DISCOVER_HOSTS": "run_scripts/env.sh"}, "executable"),
         ("train_resilient.sh", {"HOSTS": "host1:two"}, "like host1:1,host2:1, not 'host1:two'"),
+        (
+            "train_resilient.sh",
+            {"HOSTFILE": "x"},
+            "set HOSTS or DISCOVER_HOSTS instead of HOSTFILE",
+        ),
         ("train_resilient.sh", {"BACKOFF": "0.5"}, "BACKOFF must be a whole number, not '0.5'"),
         ("train_resilient.sh", {"MAX_RESTARTS": "08"}, "MAX_RESTARTS must be a whole number"),
         ("train.sh", {"HOSTS": "host1:1, host2:1"}, "train: hosts must be like host1:1,host2:1,"),
