@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv with pinned TensorFlow, Open MPI (unless the host has it), Horovod built against both, and this
 # project. Root permissions and a system MPI are not required. Everything goes into .venv, except the compiled
-# ops (lm/kernels/_build) and the cache of compiled files (~/.cache/lm-compiled).
+# ops (lm/kernels/_build), Python's compiled files and the cache of compiled files (~/.cache/lm-compiled).
 #
 #   run_scripts/setup.sh                             everything that training, search and reports need
 #   run_scripts/setup.sh --dev                       also pytest, hypothesis and ruff
@@ -162,6 +162,9 @@ if [[ $* == --dev ]] && ! finished dev "$package" --dev; then
     install --no-deps tf_keras tf_slim
     finish dev "$package"
 fi
+
+# Users of a shared installation cannot store compiled Python files, so every start would compile them again.
+[[ ! -w lm ]] || "$venv/bin/python" -m compileall -qq lm || true
 
 # The compiled operations are optional, because plain TensorFlow replaces them. So a failure only warns.
 # A library's name depends on its sources and TensorFlow, but not on the compiler. The build checks the
