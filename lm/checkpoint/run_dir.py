@@ -12,7 +12,7 @@ from lm import logger
 from lm.checkpoint import store
 from lm.checkpoint.manifest import Checkpoint
 from lm.config import Config, RunOptions
-from lm.errors import RunError, UserError, error_class
+from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.files import locked
 from lm.record import (
     CHECKPOINTS_DIR,
@@ -90,8 +90,9 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
             if time.monotonic() > deadline:
                 # This is not a UserError, because a later attempt may succeed.
                 raise RunError(
-                    f"another job is using output_dir {path}. If its host has died, an NFS server"
-                    f" may keep its lock: remove {os.path.join(path, LOCK_FILE)}"
+                    f"another job is using output_dir {path}{_last_start(path)}. If its host has"
+                    " died, an NFS server may keep its lock: remove"
+                    f" {os.path.join(path, LOCK_FILE)}"
                 )
             time.sleep(0.1)
         if is_new:
@@ -101,6 +102,16 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
+
+
+def _last_start(path: str) -> str:
+    """Return the time and the host of the last start of a run, or "" if run.json lacks them."""
+    # run.json may be missing, corrupt, or from a different version.
+    with contextlib.suppress(ProgramExit, AttributeError, LookupError, TypeError, ValueError):
+        provenance = load_record(path).provenance
+        host, *_ = provenance["ranks_by_host"]  # rank 0 has the lock
+        return f" (last started {provenance['date']} on {host})"
+    return ""
 
 
 def _make(output_dir: str | None, name: str) -> tuple[str, bool]:

@@ -145,6 +145,29 @@ def test_a_job_that_waits_gets_the_directory_that_the_previous_job_removes(made,
     assert job.returncode == 0 and os.listdir(tmp_path) == []
 
 
+def test_a_second_job_is_told_where_the_first_job_started(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("lm.checkpoint.run_dir._LOCK_SECONDS", 0)
+    config, corpus = made[1:]
+    record = RunRecord(dataclasses.asdict(config), corpus.tokenizer.sha256, corpus.record)
+    facts = {"date": "2026-11-28T09:00:00+00:00", "ranks_by_host": {"n7": 2, "n2": 1}}
+    start = " (last started 2026-11-28T09:00:00+00:00 on n7)"
+    for provenance, said in ((facts, start), ({**facts, "ranks_by_host": {}}, ""), ({}, "")):
+        dataclasses.replace(record, provenance=provenance).write(str(tmp_path), False)
+        _reject_second_job(made, tmp_path, said)
+    (tmp_path / "run.json").write_text("{")
+    _reject_second_job(made, tmp_path, "")
+    (tmp_path / "run.json").unlink()
+    _reject_second_job(made, tmp_path, "")
+
+
+def _reject_second_job(made, path, said):
+    with locked(str(path / ".lock")), pytest.raises(RunError) as raised:
+        with open_directory(path, *made[1:]):
+            pass
+    expected = f"another job is using output_dir {path}{said}. If its host has died, an NFS"
+    assert str(raised.value).startswith(expected)
+
+
 @pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])
 def test_a_full_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, passes):
     _, config, corpus = made
