@@ -163,12 +163,12 @@ class Generator:
 
     def _zeros(self, rows: int) -> np.ndarray:
         """Return empty states, [B, S]."""
-        return np.zeros([rows, self._state_ph.shape[1]], np.float32)
+        return np.zeros([rows, self._state_ph.shape.as_list()[1]], np.float32)
 
     def _run(self, words: Sequence[int], state_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-probabilities after a token in each row, [B, V], and the new state."""
         rows = len(words)
-        unused = (self._words_ph.shape[0] or rows) - rows
+        unused = (self._words_ph.shape.as_list()[0] or rows) - rows
         if unused:
             words = [*words, *[0] * unused]
             state_BS = np.concatenate([state_BS, self._zeros(unused)])

@@ -99,7 +99,7 @@ class NetworkCheck:
 
         Only for a network with `reads_words`, `first` may be above 0.
         """
-        size = self._word_state_ph.shape.as_list()[1]
+        size = decoding.state_size(self._network)
         feed = dict(zip(self._word_phs, (words[first:-1], words[first + 1 :])))
         feed[self._word_state_ph] = [decoding.state_of_words(words[:first, 0].tolist(), size)]
         return [-log_probs for log_probs in session.run(self._by_word, feed)]
