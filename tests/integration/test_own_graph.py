@@ -160,7 +160,7 @@ def test_disable_v2_behavior_changes_nothing(tmp_path, corpora):
     text = old.replace("return tf", "x = tf").replace("inputs_TB), {}", "inputs_TB)\n")
     (tmp_path / "good.py").write_text(text + "    return context.dropout(x, 0.9), {}\n")
     good = ("--config", tmp_path / "good.py")
-    train(tmp_path / "good", *good, *flags)
+    train(tmp_path / "good", *good, *flags, num_ranks=2)
     result = run_module("lm.generate", *good, "--run", tmp_path / "good", "--num_words", 2)
     assert result.returncode == 0, result.stderr
     text += "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n"
