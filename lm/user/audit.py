@@ -51,6 +51,7 @@ class UserAudit(Audit):
         self._network, self._path = network, network.where
         # The variables of the first call of each function: all of them, and the unused ones.
         self._first_used: dict[str, tuple[set[str], set[str]]] = {}
+        self._lost: dict[str, str] = {}  # see find_lost_assignments
 
     def state_parts(self, found: Any) -> dict[str, tuple[list[int], str]]:
         return checked_state(self._path, found)
@@ -81,7 +82,10 @@ class UserAudit(Audit):
             collected(context).updates += find_updates(where, made, used, context)
             results += (update.change for update in collected(context).updates)
             self._find_irreproducible(where, made, results)
+            updated = {update.variable.op.name for update in collected(context).updates}
+            self._lost = find_lost_assignments(where, made, used, updated)
         check_operations(where, made, used, results)
+        self._warn_of_lost_assignment(used.keys() - unneeded)
         return (top, after), used
 
     def start_update(
@@ -96,6 +100,12 @@ class UserAudit(Audit):
             self._find_irreproducible(where, _made_since(there), [train_op])
 
         return UserUpdate(network, global_step, replaced, check)
+
+    def _warn_of_lost_assignment(self, needed: set[str]) -> None:
+        """Warn once of a lost assignment to a variable that results need, even in evaluation."""
+        if found := sorted(needed & self._lost.keys()):
+            logger.warning(self._lost[found[0]])
+            self._lost = {}
 
     def _find_irreproducible(
         self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]
@@ -219,9 +229,7 @@ def check_operations(
     in_loop = tf.get_default_graph().building_function
     executed = {op.name for op in operations_behind(*results, control_inputs=True)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
-    # tf.train.init_from_checkpoint replaces the first initializer of a variable.
-    initializers = {variable.initializer.name for variable in used.values()}
-    initializers |= {f"{name}/Assign" for name in used}
+    initializers = _initializers(used)
     for name, node in made.items():
         # Each evaluation would assign too, and each rank separately. Functions of loops and
         # conditions are not operations of the graph.
@@ -242,6 +250,32 @@ def check_operations(
                 f"{_with_line(where, name)} uses the placeholder {name}, which receives no value:"
                 " use context.training or a field of context.config, or pass a value to tf1.fed"
             )
+
+
+def _initializers(used: Mapping[str, tf.Variable]) -> set[str]:
+    # tf.train.init_from_checkpoint replaces the first initializer of a variable.
+    return {v.initializer.name for v in used.values()} | {f"{name}/Assign" for name in used}
+
+
+def find_lost_assignments(
+    where: str, made: Nodes, used: Mapping[str, tf.Variable], updated: set[str]
+) -> dict[str, str]:
+    """Return warnings about assignments that only a session of the program would execute.
+
+    The keys are the names of the variables. `updated` contains the variables that the trainer
+    updates.
+    """
+    names = {v.handle.op: name for name, v in used.items() if name not in updated}
+    new, found = made.keys() - _initializers(used), {}
+    for op in tf.get_default_graph().get_operations():
+        is_assignment = op.name in new and _ASSIGNS.fullmatch(op.type)
+        if is_assignment and (name := names.get(op.inputs[0].op)):
+            found[name] = (
+                f"{_with_line(where, op.name)} assigns to {name}, but nothing executes this"
+                " assignment: use initializer= or constraint= of tf.get_variable, or the collection"
+                " UPDATE_OPS"
+            )
+    return found
 
 
 def check_training(where: str, context: Context) -> None:
