@@ -106,7 +106,7 @@ def _draws_from(context: Context) -> Iterator[None]:
             replaced(gen_candidate_sampling_ops, samplers),
             replaced(loops, {"while_loop": while_loop}),
             replaced(nn_ops, {"_dropout": in_training}),
-            shared_layers(create_variable),
+            shared_layers(create_variable, context.training),
             tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
             ) as call.scope,

@@ -16,13 +16,18 @@ from lm.tf1.call import replaced
 
 
 @contextlib.contextmanager
-def shared_layers(create_variable: Callable) -> Iterator[None]:
-    """Let layers create variables with a function, and count the layers of this call only."""
+def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
+    """Let layers create variables with a function, and count the layers of this call only.
+
+    Layers without `training` in their call use the argument, as in `fit` of a Keras model. Updates
+    of layers, such as moving averages, are added to UPDATE_OPS.
+    """
     if not importlib.util.find_spec("tf_keras"):
         yield
         return
     from tf_keras.src import backend
     from tf_keras.src.engine import base_layer_utils
+    from tf_keras.src.engine.base_layer_v1 import Layer
 
     def make_variable(
         name: str,
@@ -36,9 +41,18 @@ def shared_layers(create_variable: Callable) -> Iterator[None]:
         initial_value = functools.partial(kind, shape, dtype=dtype)
         return create_variable(initial_value, trainable, name=name, dtype=dtype)
 
+    def add_update(layer: Any, updates: Any) -> None:
+        num_updates = len(layer._updates)
+        keep_update(layer, updates)
+        for update in layer._updates[num_updates:]:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+
+    keep_update = Layer.add_update
     counts = {"PER_GRAPH_OBJECT_NAME_UIDS": weakref.WeakKeyDictionary()}
     with (
         replaced(backend, counts),
         replaced(base_layer_utils, {"make_variable": make_variable}),
+        replaced(Layer, {"add_update": add_update}),
+        backend.deprecated_internal_learning_phase_scope(int(training)),
     ):
         yield

@@ -1,5 +1,7 @@
 """Keras layers, and cells of tf.contrib.rnn that only this program has."""
 
+import numpy as np
+
 from lm.user.trial_run import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.test_functions import needs_tf_slim
@@ -41,6 +43,27 @@ def test_keras_layers_share_their_variables(load, caplog):
     assert losses[-1] < losses[0]
     check_network(file.config, V, file.functions)
     assert "not reproducible" not in caplog.text and "different results" not in caplog.text
+
+
+IN_TRAINING = """
+import tensorflow as tf
+
+def build(x, is_training):
+    dropped = tf.keras.layers.Dropout(0.5)(tf.ones_like(x))
+    return tf.concat([dropped, tf.keras.layers.BatchNormalization()(x)], 2)
+"""
+
+
+def test_keras_layers_know_whether_they_train(load, caplog):
+    file = load(model=IN_TRAINING)
+    outputs, _ = run_in_training(file)
+    dropped, normalized = outputs[..., :4], outputs[..., 4:]
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    np.testing.assert_allclose(normalized, 0, atol=1e-5)  # all words are equal
+    assert train_and_evaluate(file)
+    assert "nothing executes" not in caplog.text  # the trainer updates the moving averages
+    check_network(file.config, V, file.functions)
+    assert "different results" not in caplog.text
 
 
 CELLS = """
