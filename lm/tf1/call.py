@@ -63,6 +63,14 @@ def warn_once(message: str) -> None:
     logger.warning(message)
 
 
+def defining_classes(base: type, name: str) -> list[type]:
+    """Return the classes that define an attribute: subclasses, and then their base classes."""
+    found = [base]
+    for cls in found:  # the list grows
+        found += cls.__subclasses__()
+    return [cls for cls in dict.fromkeys(reversed(found)) if name in vars(cls)]
+
+
 @contextlib.contextmanager
 def replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Replace attributes of a module."""

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.tf1.call import current_call, replaced, warn_once
+from lm.tf1.call import current_call, defining_classes, replaced, warn_once
 from lm.user.code import NOT_FED, current_line
 
 
@@ -61,10 +61,7 @@ def fed(
 
 def cell_classes() -> list[type]:
     """Return the classes that define `zero_state`, with subclasses before their base classes."""
-    found = [tf.nn.rnn_cell.RNNCell]
-    for cls in found:  # the list grows
-        found += cls.__subclasses__()
-    return [cls for cls in dict.fromkeys(reversed(found)) if "zero_state" in vars(cls)]
+    return defining_classes(tf.nn.rnn_cell.RNNCell, "zero_state")
 
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:

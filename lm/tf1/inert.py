@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.tf1.call import current_call, replaced, warn_once
+from lm.tf1.call import current_call, defining_classes, replaced, warn_once
 from lm.tf1.namespace import Namespace
 from lm.user.code import current_line, place
 
@@ -139,10 +139,10 @@ def _unless_step(assign: Any) -> Any:
 def without_training() -> Iterator[None]:
     """Disable optimizers, averages of weights and the collection of losses."""
     averages = {"apply": _average_nothing, "average": lambda self, variable: variable}
-    with (
-        replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
-        replaced(tf.train.ExponentialMovingAverage, averages),
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(tf.train.ExponentialMovingAverage, averages))
+        for optimizer in defining_classes(tf.train.Optimizer, "apply_gradients"):
+            stack.enter_context(replaced(optimizer, {"apply_gradients": _apply_nothing}))
         yield
     losses = tf.get_collection_ref(tf.GraphKeys.LOSSES)
     if losses:

@@ -26,6 +26,13 @@ tf.set_random_seed(hvd.rank())
 class HookOfProgram(tf.train.SessionRunHook):
     pass
 
+class OwnOptimizer(tf.train.Optimizer):
+    def __init__(self):
+        super().__init__(False, "own")
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return [tf.get_variable(v.op.name + "/mean", v.shape).assign(g) for g, v in grads_and_vars]
+
 def build(x, is_training):
     tf.reset_default_graph()
     tf.set_random_seed(1)
@@ -46,6 +53,7 @@ def build(x, is_training):
         average = tf.train.ExponentialMovingAverage(0.9, own_step)
         optimizer = hvd.DistributedOptimizer(tf.train.AdamOptimizer(rate * hvd.size()))
         train_op = optimizer.minimize(tf.losses.get_total_loss(), global_step=step)
+        OwnOptimizer().apply_gradients([(w, w)])
         with tf.control_dependencies([train_op]):
             average.apply(tf.trainable_variables())
         y += 0 * average.average(w)
@@ -67,9 +75,10 @@ def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monk
     assert train_and_evaluate(file) == plain
     assert run_in_training(file)[1].keys() == {"embedding", "w"}
     for warning in (
-        "second.py, line 27: the collection of tf.losses is not used",
+        "second.py, line 34: the collection of tf.losses is not used",
         "the program's AdamOptimizer is not used",
-        "second.py, line 32: the program's ExponentialMovingAverage is not used",
+        "the program's OwnOptimizer is not used",
+        "second.py, line 40: the program's ExponentialMovingAverage is not used",
     ):
         assert caplog.text.count(warning) == 1
     assert not (tmp_path / "never_written").exists()
