@@ -24,7 +24,7 @@ from tensorflow.python.ops import (
 
 from lm.errors import UserError
 from lm.tf1 import calls, feeds, inert
-from lm.tf1.call import see_logits
+from lm.tf1.call import current_call, see_logits
 from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, fix_of, legacy_seq2seq
 from lm.tf1.namespace import Missing, Namespace, Package
 
@@ -178,7 +178,9 @@ def _linear(
         return product + tf.get_variable("Bias", [output_size], initializer=start)
 
 
-def _scatter_update(*arguments: Any, **options: Any) -> None:
+def _scatter_update(*arguments: Any, **options: Any) -> Any:
+    if not current_call():  # an optimizer may scatter its updates
+        return tf.scatter_update(*arguments, **options)
     raise UserError(
         "tf.scatter_update changes a variable outside of the optimizer; use constraint= of"
         " tf.get_variable, or remove it with MODULE.tf.scatter_update = lambda *arguments: None"

@@ -93,7 +93,6 @@ class UserUpdate:
 
 def _use_old_functions(optimizer: tf.train.Optimizer) -> None:
     """Make an optimizer for the variables of TF 1.x work with resource variables."""
-    kind, base = type(optimizer), tf.train.Optimizer
 
     def apply_sparse(values: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
         gradient = tf.IndexedSlices(values, indices, tf.shape(variable))
@@ -102,10 +101,19 @@ def _use_old_functions(optimizer: tf.train.Optimizer) -> None:
         except NotImplementedError:
             return optimizer._resource_apply_dense(tf.convert_to_tensor(gradient), variable)
 
-    if kind._resource_apply_dense is base._resource_apply_dense:
+    if _overrides(optimizer, "_apply_dense", "_resource_apply_dense"):
         optimizer._resource_apply_dense = optimizer._apply_dense
-    if kind._resource_apply_sparse is base._resource_apply_sparse:
+    if _overrides(optimizer, "_apply_sparse", "_resource_apply_sparse"):
         optimizer._resource_apply_sparse = apply_sparse
+
+
+def _overrides(optimizer: tf.train.Optimizer, old: str, new: str) -> bool:
+    """Return whether a subclass defines only the old function of two that do the same."""
+    classes = type(optimizer).__mro__
+    defines_old, defines_new = (
+        next(i for i, cls in enumerate(classes) if name in vars(cls)) for name in (old, new)
+    )
+    return defines_old < defines_new
 
 
 def _checked_gradient(where: str, variable: tf.Variable, found: Any) -> Gradient:

@@ -77,14 +77,24 @@ KERNEL = OLD.replace(
             var, v, self.rate_t, grad, 0.9, use_locking=self._use_locking).op
 """,
 )
+STOCK = OLD.replace("optimizer.Optimizer", "tf.train.AdagradOptimizer").replace(
+    '(False, "Momentum")', "(rate)"
+)
+STOCK = STOCK.replace(
+    'raise NotImplementedError("Sparse gradient updates are not supported.")',
+    """v = self.get_slot(var, "v")
+        v_t = v.assign(0.9 * v + tf.convert_to_tensor(grad))
+        rows = tf.range(tf.shape(var)[0])
+        return tf.scatter_update(var, rows, var - self.rate_t * v_t).op""",
+)
 
 
 @pytest.mark.parametrize("size", [2, 4])  # the gradient of the table of 11 words: sparse, dense
 def test_optimizers_of_programs_update_the_weights(load, size):
-    assert "apply_momentum" in KERNEL
+    assert "apply_momentum" in KERNEL and "Adagrad" in STOCK and "scatter" in STOCK
     fields = {"max_grad_norm": 1e9, "batch_size": size, "num_steps": size}
     plain = load(CONFIG, plain=MODEL)
     expected = train_and_evaluate(plain, optimizer="momentum", **fields)
-    for name, text in {"whole": WHOLE, "old": OLD, "kernel": KERNEL}.items():
+    for name, text in {"whole": WHOLE, "old": OLD, "kernel": KERNEL, "stock": STOCK}.items():
         losses = train_and_evaluate(load(WITH_OPTIMIZER, **{name: MODEL + text}), **fields)
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
