@@ -137,13 +137,15 @@ def _unless_step(assign: Any) -> Any:
 
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
-    """Disable optimizers, averages of weights and the collection of losses."""
+    """Disable optimizers, averages of weights, and the collections of losses and summaries."""
     averages = {"apply": _average_nothing, "average": lambda self, variable: variable}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(tf.train.ExponentialMovingAverage, averages))
         for optimizer in defining_classes(tf.train.Optimizer, "apply_gradients"):
             stack.enter_context(replaced(optimizer, {"apply_gradients": _apply_nothing}))
         yield
+    # The next call may be outside of a loop that contains the summaries of this call.
+    tf.get_collection_ref(tf.GraphKeys.SUMMARIES).clear()
     losses = tf.get_collection_ref(tf.GraphKeys.LOSSES)
     if losses:
         warn_once(

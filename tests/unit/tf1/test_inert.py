@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
+from lm.model import decoding
+from lm.model.network import Network
 from lm.user.trial_run import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.test_semantics import run_in_training
@@ -85,6 +88,24 @@ def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monk
     caplog.clear()
     check_network(file.config, V, file.functions)
     assert "computes different results" not in caplog.text
+
+
+SUMMARIES = (
+    PLAIN.replace("return", "y =")
+    + """
+    tf.summary.scalar("mean", tf.reduce_mean(y))
+    tf.summary.merge_all()
+    return y
+"""
+)
+
+
+def test_summaries_in_a_loop_do_not_reach_the_next_call(load):
+    file = load(model=SUMMARIES)
+    with tf.Graph().as_default():
+        network, words = Network(file.config, V, file.functions), tf.zeros([2, 1], tf.int32)
+        decoding.target_log_probs(network, words, words)
+        assert decoding.next_word(network, words[0], tf.zeros([1, 0]))
 
 
 STEP = """
