@@ -138,7 +138,7 @@ def _unless_step(assign: Any) -> Any:
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
     """Disable optimizers, averages of weights, and the collections of losses and summaries."""
-    averages = {"apply": _average_nothing, "average": lambda self, variable: variable}
+    averages = {"apply": _average_nothing, "average": _average}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(tf.train.ExponentialMovingAverage, averages))
         for optimizer in defining_classes(tf.train.Optimizer, "apply_gradients"):
@@ -165,12 +165,20 @@ def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: An
 
 
 def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:
+    is_of_tensors = any(isinstance(variable, tf.Tensor) for variable in variables or ())
+    fix = "set --ema_decay to average the weights"
+    if is_of_tensors:
+        fix = "use tf.layers.batch_normalization, or assign to an untrained variable in UPDATE_OPS"
     if current_call().context.training:
-        warn_once(
-            f"{current_line()}: the program's {type(average).__name__} is not used: set"
-            " --ema_decay to average the weights"
-        )
+        warn_once(f"{current_line()}: the program's {type(average).__name__} is not used: {fix}")
     return tf.no_op()
+
+
+def _average(average: Any, variable: Any) -> Any:
+    """Return a variable itself. No result may depend on the average of a tensor."""
+    if isinstance(variable, tf.Tensor):
+        return tf.placeholder(variable.dtype, variable.shape, "average_of_a_tensor")
+    return variable
 
 
 class _Complete(BaseException):

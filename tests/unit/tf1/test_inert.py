@@ -90,6 +90,28 @@ def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monk
     assert "computes different results" not in caplog.text
 
 
+AVERAGE = """
+import tensorflow as tf
+
+def build(x, is_training):
+    mean = tf.reduce_mean(x, [0, 1])
+    average = tf.train.ExponentialMovingAverage(0.9)
+    with tf.control_dependencies([average.apply([mean])]):
+        y = x - {subtracted}
+    tf.summary.histogram("mean", average.average(mean))
+    return y
+"""
+
+
+def test_no_result_may_depend_on_the_average_of_a_tensor(load, caplog):
+    only_shown = AVERAGE.format(subtracted="mean")
+    assert train_and_evaluate(load(shown=only_shown))
+    assert "line 7: the program's ExponentialMovingAverage is not used: use tf.l" in caplog.text
+    needed = AVERAGE.format(subtracted="(mean if is_training else average.average(mean))")
+    with pytest.raises(UserError, match=r"line 8: build_outputs uses .*/average_of_a_tensor"):
+        train_and_evaluate(load(needed=needed))
+
+
 SUMMARIES = (
     PLAIN.replace("return", "y =")
     + """
