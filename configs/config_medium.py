@@ -4,7 +4,7 @@ from lm.config import Config
 
 
 def get_config() -> Config:
-    """Return the medium model of Zaremba et al. (2014)."""
+    """Return the medium model of Zaremba et al. (2014), with the schedule of the tutorial."""
     return Config(
         name="medium",
         init_scale=0.05,

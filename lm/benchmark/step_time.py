@@ -30,7 +30,7 @@ PEERS = {
 }  # fmt: skip
 
 NOT_IN_PEERS = (  # fields of Config that the peers do not implement
-    "embedding_init_scale", "embedding_size", "embedding_keep_prob", "adaptive_input",
+    "embedding_size", "embedding_keep_prob", "adaptive_input",
     "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
     "activation_penalty", "temporal_activation_penalty", "weight_decay", "asgd_trigger_epochs",
     "ema_decay", "trainable", "reset_state",
@@ -50,7 +50,9 @@ class StepOptions(RepeatedOptions):
         if config.optimizer not in ("sgd", "adam"):
             changed.append("optimizer")
         if self.peers and changed:
-            raise UserError(f"the peers do not support {', '.join(changed)}: leave out --peers")
+            raise UserError(
+                f"the peers do not support {', '.join(changed)}: leave out --peers, or change this"
+            )
 
 
 def measure(config: Config, options: StepOptions) -> dict[str, Any]:
@@ -90,10 +92,15 @@ def _peer_tasks(config: Config, options: StepOptions) -> dict[str, Task]:
     for name in peers:
         task = Task(config, name, shapes=ours["shapes"])
         try:
-            run([task], options)  # this run also fills the caches of torch.compile
-            tasks[name] = task
+            (found,) = run([task], options)  # this run also fills the caches of torch.compile
         except RunError as error:
             logger.warning("left out: %s", error)
+            continue
+        if found["device"][:3] != ours["device"][:3]:
+            devices = found["device"], ours["device"]
+            logger.warning("left out: %s runs on %s, and this program on %s", name, *devices)
+            continue
+        tasks[name] = task
     return tasks
 
 
@@ -117,8 +124,9 @@ def _row(
         "seconds_per_step": seconds,
     }
     # The products of user-defined networks are unknown. The products of clusters depend on the
-    # words.
-    if ours["network"][0] != "lstm" or config.adaptive_softmax_cutoffs:
+    # words. The peaks are those of the config's precision.
+    is_known = ours["network"][0] == "lstm" and not config.adaptive_softmax_cutoffs
+    if not is_known or name == "ours-float32":
         return row
     num_tokens = config.num_steps * config.batch_size
     flops = num_tokens * flops_per_token(ours["shapes"][0], config.tie_weights)

@@ -87,7 +87,9 @@ def print_record(record: Mapping[str, Any]) -> None:
     for name, value in record.items():
         if isinstance(value, list):
             names = [name for name, cell in value[0].items() if not isinstance(cell, list)]
-            table = markdown_table(names, [[_cell(row[name]) for name in names] for row in value])
+            table = markdown_table(
+                names, [[_cell(row.get(name, "-")) for name in names] for row in value]
+            )
             print(f"\n{name}\n\n{table}")
         else:
             print(f"{name}: {_cell(value)}")

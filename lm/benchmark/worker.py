@@ -145,7 +145,7 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     if is_peer:
         with needs_extra("bench"):
             peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-        weights, facts = initial_weights(config, task["shapes"]), {}
+        weights, facts = initial_weights(config, task["shapes"]), {"device": peer.device()}
         step = peer.build_step(config, weights, implementation, threads)
     else:
         step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.config import Config
 from lm.data.corpus import load_corpus
+from lm.errors import UserError
 
 LSTM_WEIGHTS = ("input_weights", "recurrent_weights", "bias")
 _PTB_VOCAB_SIZE = 10_000
@@ -44,6 +45,11 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
         corpus = load_corpus(data_path, dataclasses.replace(config, corpus="files"))
         return corpus.train, len(corpus.tokenizer)
     vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
+    if config.cutoffs and config.cutoffs[-1] >= vocab_size:
+        raise UserError(
+            f"adaptive_softmax_cutoffs {config.adaptive_softmax_cutoffs} need a larger vocabulary:"
+            " add --vocab_size or --data_path"
+        )
     count = config.batch_size * (_WINDOWS * config.num_steps + 1)
     # Inverse of the continuous distribution function: ln(x) is uniform.
     uniform = np.random.default_rng(config.seed).random(count)
@@ -52,16 +58,18 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
 
 
 def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the initial value of a weight or bias, uniform in +-init_scale.
+    """Return the initial value of a weight or bias, uniform in ±`init_scale`.
 
-    NumPy draws the value, so that different frameworks start with equal weights.
+    For the embedding, `embedding_init_scale` has priority. NumPy draws the value, so that different
+    frameworks start with equal weights.
     """
     rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
     values = rng.random(shape, dtype=np.float32)
     # In place, because an expression would create more arrays of this size.
     values *= 2
     values -= 1
-    values *= config.init_scale
+    own_scale = config.embedding_init_scale if name == "embedding" else None
+    values *= own_scale or config.init_scale
     return values
 
 

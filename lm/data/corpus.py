@@ -78,7 +78,7 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
 def _warn_if_unsorted(corpus: Corpus, num_head: int) -> None:
     """Warn if frequent words are not in the head of an adaptive softmax, as with --vocabulary."""
     counts = np.zeros(len(corpus.tokenizer), np.int64)
-    for block in _blocks(corpus.train):
+    for block in _blocks(corpus.train, max(_BLOCK, len(counts))):
         counts += np.bincount(block, minlength=len(counts))
     head, best = counts[:num_head].sum(), np.sort(counts)[-num_head:].sum()
     if head < _LEAST_OF_HEAD * best:
@@ -90,8 +90,8 @@ def _warn_if_unsorted(corpus: Corpus, num_head: int) -> None:
         )
 
 
-def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
-    return (ids[first : first + _BLOCK] for first in range(0, len(ids), _BLOCK))
+def _blocks(ids: np.ndarray, size: int = _BLOCK) -> Iterator[np.ndarray]:
+    return (ids[first : first + size] for first in range(0, len(ids), size))
 
 
 def find_data_path(

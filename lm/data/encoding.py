@@ -158,8 +158,9 @@ def _write_pieces(
 
 def _count_ids(id_path: str, num_ids: int) -> list[int]:
     counts = np.zeros(num_ids, np.int64)
+    size = max(_ID_BLOCK_BYTES, counts.nbytes)  # adding up counts must not take most of the time
     with open(id_path, "rb") as file:
-        while block := file.read(_ID_BLOCK_BYTES):
+        while block := file.read(size):
             counts += np.bincount(np.frombuffer(block, ID_DTYPE), minlength=num_ids)
     return counts.tolist()
 

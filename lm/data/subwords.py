@@ -34,7 +34,7 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _UNKNOWN_CHARACTER = "\U000f0000"  # for private use
 _WINDOW, _MARGIN = 1 << 16, 1 << 10  # characters
 _WINDOWS_AT_ONCE = 32
-_CUT = re.compile(r"(?<=\S)[ \n](?=\S)")
+_CUT = re.compile(r"(?<=\S)\s+(?=\S)")
 _MAX_TEXT = 1 << 26  # characters
 _MAX_LINE = 1 << 24  # characters
 _MAX_IDS = 1 << 22  # including the gaps between the IDs of a vocabulary
@@ -227,9 +227,9 @@ class _HuggingFace(_Subwords):
         """Yield the token IDs of a text. See `Tokenizer`.
 
         The text is encoded in windows. Adjacent windows overlap by a margin on each side of a
-        possible joint: a space or line end between two other characters. The windows are joined
-        there if a token begins at the joint in both windows, and if both windows have the same
-        tokens around the joint.
+        possible joint: the start of white space between two other characters. The windows are
+        joined there if a token begins at the joint in both windows, and if both windows have the
+        same tokens around the joint.
         """
         text, begin = "", 0  # The IDs of text[:begin] have been yielded.
         wanted = length = self._window * _WINDOWS_AT_ONCE

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import tqdm
 
+from lm import logger
 from lm.errors import UserError, error_class
 from lm.perplexity import TextSize
 
@@ -135,13 +136,19 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
         contains the path and usually the line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_words = False
+    has_words, last, is_warned = False, "", False
     for block in blocks:
         data = block.data.removeprefix(codecs.BOM_UTF8) if block.is_first else block.data
+        if block.is_first and last and not last.isspace() and not is_warned:
+            is_warned = True
+            logger.warning(
+                "the file before %s does not end with a line end, so its last word continues",
+                block.part.path,
+            )
         with _located(block):
             check_nul(data)
             text = decoder.decode(data)
-        has_words = has_words or bool(text and not text.isspace())
+        has_words, last = has_words or bool(text and not text.isspace()), text[-1:] or last
         yield block._replace(data=text)
     path, line = block.part.path, block.line + block.data.count(b"\n")
     with _located(block._replace(line=line)):

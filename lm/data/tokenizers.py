@@ -104,7 +104,8 @@ def read_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
         if len(rest) > _MAX_WORD_CHARACTERS:
             raise UserError(
                 f"{block.part.path}, line {block.line + block.data.count(chr(10))}: a word has more"
-                f" than {_MAX_WORD_CHARACTERS} characters, so this is probably not a text file"
+                f" than {_MAX_WORD_CHARACTERS} characters, so this is not a text file,"
+                " or it needs --tokenizer characters or bytes"
             )
         num_eos += text.count(EOS)
         yield split_words(text)

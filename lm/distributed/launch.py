@@ -60,9 +60,12 @@ def connect() -> Communicator:
     use_open_mpi_of_environment()
     import_tensorflow()
     # A single process does not need Horovod, so it is not imported at the top.
+    from lm.distributed.agreement import check_agreement, code_checksum
     from lm.distributed.horovod import HorovodCommunicator
 
-    return HorovodCommunicator(size)
+    comm = HorovodCommunicator(size)
+    check_agreement(comm, {"code": code_checksum()})  # other versions have other exchanges
+    return comm
 
 
 def use_open_mpi_of_environment() -> None:

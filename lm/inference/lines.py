@@ -71,4 +71,6 @@ def _decode(line: bytes, is_first: bool) -> str:
         check_nul(line)
         return line.decode("utf-8-sig" if is_first else "utf-8")  # remove the byte order mark
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
+        byte = line[error.start]
+        problem = f"not UTF-8: byte 0x{byte:02x}" if byte else "it contains NUL"
+        raise UserError(problem) from error

@@ -26,11 +26,15 @@ _NOTE = (
 
 def text_part(title: str, predictions: Iterable["Prediction"]) -> Part:
     """Return a text in which the color of each token shows its surprisal."""
-    tokens = []
+    tokens, bits = [], 0.0
     for found in predictions:
-        lines = [f"{found.bits:.2f} bits"]
+        bits += found.bits
+        if not found.text:  # a part of a character, which the next tokens complete
+            continue
+        lines = [f"{bits:.2f} bits"]
         lines += [f"{probability:6.1%}  {text}" for text, probability in found.expected]
-        share = 100 * min(found.bits / _FULL_BITS, 1) if math.isfinite(found.bits) else 100
+        share = 100 * min(bits / _FULL_BITS, 1) if math.isfinite(bits) else 100
+        bits = 0.0
         tokens.append({"text": found.text, "share": f"{share:.0f}", "tip": "\n".join(lines)})
     return Part(title, [_NOTE], tokens=tokens)
 

@@ -100,6 +100,14 @@ def test_blocks_do_not_change_the_words(text_file, text, block):
     assert [word for word, _ in found] == [word for word, _ in expected]
 
 
+@pytest.mark.parametrize("line_end", ["\r\n", "\n\u3000"])
+def test_a_text_without_spaces_is_read_in_parts(tmp_path, monkeypatch, line_end):
+    monkeypatch.setattr("lm.tokenizer._MAX_CHARACTERS", 100)
+    (tmp_path / "text.txt").write_bytes(f"字字。{line_end}".encode() * 500)
+    blocks = read_blocks([Part(str(tmp_path / "text.txt"))], "reading", 200)
+    assert len([*read_complete_words(blocks)]) > 10
+
+
 def test_only_the_training_lines_of_a_single_file_are_used(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a b c\n" * 90 + "zebra\n" * 10)

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import os
+import re
 
 import pytest
 
@@ -27,7 +28,7 @@ def load(directory, files, path="", **config):
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "characters", "bytes"])
-def test_a_text_in_parts_is_the_same_corpus(tmp_path, tokenizer):
+def test_a_text_in_parts_is_the_same_corpus(tmp_path, tokenizer, caplog):
     whole = load(
         tmp_path / "whole", {"train.txt": TEXT, "valid.txt": TEXT, "test.txt": TEXT},
         tokenizer=tokenizer,
@@ -46,6 +47,8 @@ def test_a_text_in_parts_is_the_same_corpus(tmp_path, tokenizer):
         tokenizer=tokenizer,
     )
     assert parts.record.sha256 == whole.record.sha256
+    joined = "the file before .* does not end with a line end, so its last word continues"
+    assert len(re.findall(joined, caplog.text)) == (tokenizer != "bytes")
     for split in ("train", "valid", "test"):
         assert getattr(parts, split).tobytes() == getattr(whole, split).tobytes()
         assert parts.encoded[split] == whole.encoded[split]

@@ -81,6 +81,15 @@ def test_blocks_give_the_ids_of_the_whole_text(directory, kind, text, block):
         assert contains_at_end(tokenizer, expected, text[-5:])
 
 
+@pytest.mark.parametrize("line_end", ["\r\n", "\n\u3000", "\n\n"])
+def test_a_text_without_spaces_is_encoded_in_parts(directory, monkeypatch, line_end):
+    monkeypatch.setattr("lm.data.subwords._MAX_TEXT", 1000)
+    tokenizer = fixed_tokenizer(Config(tokenizer=str(directory / "bpe.json")), reads_ids=False)
+    parts = type(tokenizer)({"tokenizer.json": next(iter(tokenizer.files.values()))}, 12, 8)
+    (directory / "lines.txt").write_bytes(f"字字。{line_end}".encode() * 900)
+    assert read(parts, directory / "lines.txt", 1000) == tokenizer.encode(f"字字。{line_end}" * 900)
+
+
 def path_of(directory, kind):
     return kind if kind == "bytes" else str(directory / kind)
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from lm.errors import printable
 from lm.events.logs import LogFiles
 from tests.commands import run_code
 
@@ -51,6 +52,12 @@ program.run_alone(fail)
 def test_terminal_escapes_never_reach_the_console():
     result = run_code(ESCAPES)
     assert result.stderr == "a \ufffd]0;b\ufffd \ufffd1m\nlm: error: c \ufffd[2J d\te\n"
+
+
+def test_characters_of_ordinary_texts_are_printable():
+    text = "ن\u200cم 👩\u200d🔬 Sil\u00adbe \u3000字\u00a0\u200b\U0001fae8"
+    assert printable(text) == text
+    assert printable("a\u202eb\u2028\ud800\x9b\t", kept="\t") == "a\ufffdb\ufffd\ufffd\ufffd\t"
 
 
 def test_lines_of_two_threads_are_written_once(tmp_path):

@@ -31,7 +31,7 @@ def test_a_missing_package_is_one_line(tmp_path, package, command, arguments, ex
     (tmp_path / "old").mkdir()
     (tmp_path / "old/search.json").write_text("{}")
     result = run_without([package], command, arguments, tmp_path)
-    message = f"{package} is not installed; run pip install '{ROOT}[{extra}]'"
+    message = f"{package} is not installed; run pip install -e '{ROOT}[{extra}]'"
     assert result.stderr == f"lm: error: {message}\n" and result.returncode == 2
 
 

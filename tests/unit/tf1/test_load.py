@@ -273,6 +273,8 @@ def test_a_changed_file_changes_the_run(load):
     assert first_difference(before, record()) is None
     assert first_difference(before, after).file == "program/layers.py"
     assert first_difference(before, after, files_may_differ=True) is None
+    config_file = type(before.config_file)("mine.py", before.config_file.sha256, {})
+    assert first_difference(before, RunRecord({}, "", before.corpus, config_file)) is None
 
 
 def test_a_copied_config_file_finds_copies_of_its_files(load, tmp_path):
