@@ -3,10 +3,12 @@
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import platform
 import random
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,16 @@ def cpu_model() -> str:
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def cpu_identity() -> str:
+    """Return the model of the CPU and a checksum of its features. Virtual machines hide some."""
+    with open("/proc/cpuinfo") as file:
+        lines = (line.partition(":") for line in itertools.takewhile(str.strip, file))
+        values = {name.strip(): value.split() for name, _, value in lines}
+    names = ("cpu family", "model", "stepping")
+    features = " ".join([*values.get("flags", []), *(str(values.get(name)) for name in names)])
+    return f"{cpu_model()} ({zlib.crc32(features.encode()):08x})"
 
 
 def ends_with_this_process(signal_number: int) -> Callable[[], None]:
@@ -115,6 +127,9 @@ def import_tensorflow() -> None:
     these imports fail, TensorFlow works without them, and users can still import them later. The
     objects that the import creates live forever, so the garbage collector should ignore them.
     """
+    # Each session has its own threads inside an operation. Otherwise, the first session of the
+    # process would determine their number, and it exchanges the facts of the ranks on one thread.
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     unused = [name for name in _UNUSED if name not in sys.modules]
     if "tensorflow" in sys.modules or "keras.src" not in unused:
         return
@@ -138,8 +153,8 @@ def import_tensorflow() -> None:
 def cpu_session() -> "tf.Session":
     """Open a session for exchanges and files. It has its own thread, and reserves no GPU memory.
 
-    The session that computes must be the first that creates the thread pools that sessions share.
-    If such a pool has only one thread, a long save would block it.
+    The session that computes must be the first that creates the pool whose threads start the
+    operations of all sessions. If this pool has only one thread, a long save would block it.
     """
     import tensorflow.compat.v1 as tf
 

@@ -53,9 +53,10 @@ def start_tensorflow(
     with on_all_ranks(comm):
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
         _keep_conversions()
-        # The thread pools of the first session serve all later sessions, even if their configs
-        # differ. Without this session, creating a Saver would give each rank one thread per core of
-        # the host. The first session also prints three lines about MLIR at every log level.
+        # The threads of the first session start the operations of all later sessions, even if
+        # their configs differ. Without this session, creating a Saver would give each rank one
+        # thread per core of the host. The first session also prints three lines about MLIR at every
+        # log level.
         config = _threads_config(*threads)
         config.device_count["GPU"] = 0
         with without_stderr(), tf.Graph().as_default() as graph:

@@ -63,7 +63,7 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
             raise UserError(f"variable {name} belongs to the trainer: use context.step")
         variable = getter(name, shape=shape, **_options(name, options, config.seed, training))
         _check(variable, name)
-        _seed_initial_value(variable, config.seed)
+        seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
         return variable
 
@@ -139,7 +139,7 @@ def operations_behind(
     return found
 
 
-def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
+def seed_initial_value(variable: tf.Variable, seed: int) -> None:
     """Seed the random operations of an initial value by the variable's name.
 
     With TensorFlow's graph seed, the numbers would depend on the number of previous operations.
@@ -150,6 +150,12 @@ def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
             key = zlib.crc32(f"{variable.op.name}/{place}".encode())
             op._set_attr("seed", attr_value_pb2.AttrValue(i=seed % 2**63))
             op._set_attr("seed2", attr_value_pb2.AttrValue(i=key))
+
+
+def check_no_graph_seed(where: str) -> None:
+    """Reject TensorFlow's seed of the graph, with which seeds depend on the number of ranks."""
+    if tf.get_default_graph().seed is not None:
+        raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
 
 
 def freeze(trainable: str) -> None:

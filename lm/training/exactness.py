@@ -9,11 +9,16 @@ import tensorflow.compat.v1 as tf
 from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
-from lm.system import cpu_model
+from lm.system import cpu_identity
 from lm.training.prepare import Job
 from lm.training.step import NUM_SUMS
 
-_ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
+# Variables that change the results of TensorFlow's operations; other hosts get them too.
+_ONE_DNN = (
+    "TF_ENABLE_ONEDNN_OPTS", "TF_SET_ONEDNN_FPMATH_MODE",
+    *(f"{prefix}_{name}" for prefix in ("ONEDNN", "DNNL")
+      for name in ("MAX_CPU_ISA", "DEFAULT_FPMATH_MODE")),
+)  # fmt: skip
 
 
 class Exactness(NamedTuple):
@@ -52,12 +57,13 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
 
 
 def _arithmetic(job: Job) -> str:
-    if job.functions.is_built_in:
+    # TensorFlow's Adagrad uses the CPU's approximation of 1 / sqrt(x), which depends on the CPU.
+    if job.functions.is_built_in and job.config.optimizer != "adagrad":
         return kernels.arithmetic(job.config.precision)
     one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
     return (
         f"{kernels.arithmetic(job.config.precision)}, TensorFlow {tf.__version__},"
-        f" {cpu_model()}, oneDNN {one_dnn or 'default'}"
+        f" {cpu_identity()}, oneDNN {one_dnn or 'default'}"
     )
 
 

@@ -16,7 +16,7 @@ from lm.errors import UserError
 from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate, collected
 from lm.model.network import Built, Network, NetworkCall
-from lm.model.variables import operations_behind
+from lm.model.variables import check_no_graph_seed, operations_behind
 from lm.user.code import place
 from lm.user.failures import PYTHON_OPS, hint_for_words
 from lm.user.returned import checked_result, checked_state
@@ -283,8 +283,7 @@ def check_training(where: str, context: Context) -> None:
     for name, instead in _COLLECTED.items():
         if tf.get_collection(name):
             raise UserError(f"{where} adds to the collection {name}, which is not used: {instead}")
-    if tf.get_default_graph().seed is not None:
-        raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
+    check_no_graph_seed(where)
     config, penalty = context.config, context.config.activation_penalty
     if config.num_steps > 1:
         penalty = penalty or config.temporal_activation_penalty

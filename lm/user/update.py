@@ -9,8 +9,9 @@ from lm import logger
 from lm.config import Config
 from lm.errors import UserError
 from lm.model.network import Network
-from lm.model.variables import check_kind
+from lm.model.variables import check_kind, check_no_graph_seed, seed_initial_value
 from lm.options import defaults
+from lm.system import seeded
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -56,7 +57,8 @@ class UserUpdate:
         if not network.defines("transform_gradients"):
             return gradients, clip
         by_name = {v.op.name: gradient for v, gradient in zip(variables, gradients)}
-        found = network.call("transform_gradients", dict(by_name), self._context)
+        with seeded(network.config.seed):
+            found = network.call("transform_gradients", dict(by_name), self._context)
         if not isinstance(found, Mapping) or found.keys() != by_name.keys():
             raise UserError(
                 f"{network.where}: transform_gradients must return a dictionary with the same names"
@@ -68,7 +70,8 @@ class UserUpdate:
     def build_optimizer(self, learning_rate: tf.Tensor) -> tf.train.Optimizer:
         """Return the optimizer of the config file."""
         self._learning_rate, where = learning_rate, self._network.where
-        found = self._network.call("build_optimizer", learning_rate, self._context)
+        with seeded(self._network.config.seed):
+            found = self._network.call("build_optimizer", learning_rate, self._context)
         if not isinstance(found, tf.train.Optimizer):
             raise UserError(
                 f"{where}: build_optimizer must return a tf.train.Optimizer, not a"
@@ -86,6 +89,8 @@ class UserUpdate:
         """Check the operation of the whole update."""
         for variable in tf.global_variables():  # includes the variables of the user's optimizer
             check_kind(variable)
+            seed_initial_value(variable, self._network.config.seed)
+        check_no_graph_seed(self._network.where)
         self._find_irreproducible(train_op)
         if self._learning_rate is not None and not self._learning_rate.consumers():
             logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
+from lm.distributed.devices import session_config, start_tensorflow
 from lm.distributed.launch import connect
 from lm.model.variables import TYPES
 from lm.optimize.gradients import exchange_gradients
@@ -21,6 +22,16 @@ def gather(comm):
     for _ in range(3):
         values = comm.gather({"rank": comm.rank, "text": "line\nbreak " * comm.rank})
         assert values == [{"rank": r, "text": "line\nbreak " * r} for r in range(comm.size)]
+
+
+def threads(comm):
+    """After an exchange, a session has its own number of threads inside an operation."""
+    comm.gather(None)
+    device = start_tensorflow(comm, 7)
+    before = len(os.listdir("/proc/self/task"))
+    with tf.Session(config=session_config(device)) as session:
+        session.run(tf.matmul(tf.ones([9, 9]), tf.ones([9, 9])))
+        assert len(os.listdir("/proc/self/task")) >= before + 6
 
 
 def update(comm):

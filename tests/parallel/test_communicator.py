@@ -7,7 +7,7 @@ from tests.commands import run_module
 PROGRAMS = "gather sums probes broadcast broadcast_from_devices update fusion".split()
 
 
-@pytest.mark.parametrize("num_ranks, programs", [(2, ["sums"]), (4, PROGRAMS)])
+@pytest.mark.parametrize("num_ranks, programs", [(2, ["sums", "threads"]), (4, PROGRAMS)])
 def test_exchanges_give_correct_results_on_all_ranks(num_ranks, programs):
     result = run_module("tests.parallel.rank_programs", *programs, num_ranks=num_ranks)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -56,6 +56,20 @@ def test_noise_is_repeatable(load):
 
 
 @pytest.mark.parametrize(
+    "noise",
+    [
+        "np.random.randn(11)",
+        "tf.get_variable('q', [11], initializer=tf.random_normal_initializer(), trainable=False)",
+    ],
+)
+def test_random_constants_and_initial_values_of_an_update_are_repeatable(load, noise):
+    text = "import numpy as np\n" + NETWORK + NOISE
+    text = text.replace("0.1 * tf.random.stateless_normal([11], context.seed())", noise)
+    assert noise in text
+    assert train_and_evaluate(load(text)) == train_and_evaluate(load(text))
+
+
+@pytest.mark.parametrize(
     "functions, fields, message",
     [
         (SGD, {"optimizer": "adam"}, "defines build_optimizer, so optimizer has no effect: remove"),
