@@ -64,7 +64,8 @@ def test_a_run_with_out_of_sync_ranks_continues_from_the_last_checkpoint(start, 
     assert "on rank 0;" in output and "on rank 1" in output
     assert saved_steps(run) == [25]
     for directory in (run, alone):
-        train_here(directory, *config_flags(corpora), *flags, "--resume")
+        flags_here = (*config_flags(corpora), *flags, "--log_every_steps", 1)
+        train_here(directory, *flags_here, "--resume")
     losses, expected = (
         [event["loss"] for event in events(directory, "step")] for directory in (run, alone)
     )

@@ -30,7 +30,7 @@ with tf.Graph().as_default():
     with tf.Session() as other, tf.Session(config=config) as session:
         other.run(product)
         session.run(product)
-print(len(os.listdir("/proc/self/task")))
+        print(len(os.listdir("/proc/self/task")))
 tf.keras.layers  # is still available
 """
 

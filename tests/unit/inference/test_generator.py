@@ -84,7 +84,7 @@ def window_run(tmp_path_factory):
     """A run whose network reads the last 3 words again."""
     file = load_config_file("config_transformer")
     config = dataclasses.replace(file.config, hidden_size=8, num_steps=3, init_scale=0.8)
-    config = dataclasses.replace(config, memory=False)
+    config = dataclasses.replace(config, num_layers=1, memory=False)
     directory = str(tmp_path_factory.mktemp("runs") / "windows")
     write_run(directory, config, Words(Vocabulary(WORDS)), functions=file.functions)
     return open_run(directory, functions=file.functions)
