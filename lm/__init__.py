@@ -29,8 +29,8 @@ def _check_packages() -> None:
                 time.sleep(10)  # If rank 0 fails too, mpirun kills this rank first.
             print(
                 f"lm: error: {sys.executable} on {socket.gethostname()} has no package {name}:"
-                " run `source .venv/bin/activate` in the project's directory, or install it"
-                " (docs/installation.md)",
+                " run `source .venv/bin/activate` in the project's directory, or install the"
+                " package (docs/installation.md)",
                 file=sys.stderr,
             )
             sys.exit(2)

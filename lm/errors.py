@@ -17,7 +17,7 @@ _SECRET = re.compile(
     r"(?:bearer\s+|basic\s+)?)(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)"
 )
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: controls, surrogates and separators
-_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # of other characters
+_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the order
 _MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 
 
@@ -126,6 +126,6 @@ def needs_extra(extra: str) -> Iterator[None]:
         package = (error.name or str(error)).partition(".")[0]
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         is_checkout = os.path.exists(os.path.join(root, "pyproject.toml"))
-        # Without -e, pip would replace an editable installation by a copy of the checkout.
+        # Without -e, pip would replace an editable installation with a copy of the checkout.
         what = f"-e {shlex.quote(f'{root}[{extra}]')}" if is_checkout else package
         raise UserError(f"{package} is not installed; run pip install {what}") from error

@@ -36,8 +36,9 @@ tokenizers. The following commands try it:
       http://localhost:8501/v1/models/small:predict
 
 TensorFlow Serving expects a directory for each version: export to /models/small/1. Unless --rows is
-given, the server may combine requests to batches (--enable_batching) if all texts have the same T:
-fill them up with "" or -1. Its option pad_variable_length_inputs would repeat words instead.
+given, the server may combine requests into batches (--enable_batching) if all texts have the same
+T. Pad shorter texts with "" or -1. The server's option pad_variable_length_inputs would repeat
+words instead.
 
 With the tokenizer words, the separator is <eos>, and two more signatures accept strings. They
 return the same values:

@@ -53,7 +53,7 @@ def cpu_model() -> str:
 
 
 def cpu_identity() -> str:
-    """Return the model of the CPU and a checksum of its features. Virtual machines hide some."""
+    """Return the model of the CPU, and a checksum of the features that it shows this system."""
     with open("/proc/cpuinfo") as file:
         lines = (line.partition(":") for line in itertools.takewhile(str.strip, file))
         values = {name.strip(): value.split() for name, _, value in lines}
@@ -127,8 +127,9 @@ def import_tensorflow() -> None:
     these imports fail, TensorFlow works without them, and users can still import them later. The
     objects that the import creates live forever, so the garbage collector should ignore them.
     """
-    # Each session has its own threads inside an operation. Otherwise, the first session of the
-    # process would determine their number, and it exchanges the facts of the ranks on one thread.
+    # Give each session its own threads for the work inside an operation. Otherwise, the first
+    # session of the process, which exchanges the facts of the ranks on one thread, would set their
+    # number.
     os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     unused = [name for name in _UNUSED if name not in sys.modules]
     if "tensorflow" in sys.modules or "keras.src" not in unused:

@@ -34,10 +34,10 @@ run_scheduled() { # COMMAND ARGUMENTS...
     output_dir=$(printf '%s\n' "${words[@]}" | sed -nE '/^--output_dir$/{n;p}; s/^--output_dir=//p' | tail -n 1)
     output_dir=${output_dir:-$OUTPUT_DIR}
     output_dir=${output_dir/#\~\//${HOME:-}/} # lm.train expands it too
-    # A new run would repeat everything.
+    # A new run would repeat all steps.
     if [[ $(checkpoints) == *" 0" ]] && grep -qsv ' 0$' "$requeues"; then
         code=1
-        echo "$job: the checkpoints of $output_dir are gone: is its disk mounted?" >&2
+        echo "$job: the checkpoints of $output_dir are missing; mount its disk" >&2
     else
         "${words[@]}" || code=$?
     fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv with pinned TensorFlow, Open MPI (unless the host has it), Horovod built against both, and this
 # project. Root permissions and a system MPI are not required. Everything goes into .venv, except the compiled
-# ops (lm/kernels/_build), Python's compiled files and the cache of compiled files (~/.cache/lm-compiled).
+# ops (lm/kernels/_build), the __pycache__ directories in lm, and the cache (~/.cache/lm-compiled).
 #
 #   run_scripts/setup.sh                             everything that training, search and reports need
 #   run_scripts/setup.sh --dev                       also pytest, hypothesis and ruff

@@ -58,9 +58,9 @@ restarts=0 code=1 backoff=${BACKOFF:-5} had=''
 while true; do
     before=$(checkpoints)
     had=${before:-$had}
-    if [[ -n $had && -z $before ]]; then # a new run would repeat everything
+    if [[ -n $had && -z $before ]]; then # a new run would repeat all steps
         code=1
-        echo "train_resilient: the checkpoints of $OUTPUT_DIR are gone: is its disk mounted?" >&2
+        echo "train_resilient: the checkpoints of $OUTPUT_DIR are missing; mount its disk" >&2
     elif choose_hosts; then
         code=0
         LAUNCHER=mpirun NP=$ranks HOSTS=$hosts run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?

@@ -51,7 +51,8 @@ class StepOptions(RepeatedOptions):
             changed.append("optimizer")
         if self.peers and changed:
             raise UserError(
-                f"the peers do not support {', '.join(changed)}: leave out --peers, or change this"
+                f"the peers do not support {', '.join(changed)}: leave out --peers, or use the"
+                " default values of these fields"
             )
 
 

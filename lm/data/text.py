@@ -142,7 +142,8 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
         if block.is_first and last and not last.isspace() and not is_warned:
             is_warned = True
             logger.warning(
-                "the file before %s does not end with a line end, so its last word continues",
+                "the file before %s does not end with a line end, so its last word is joined to"
+                " the first word of this file",
                 block.part.path,
             )
         with _located(block):

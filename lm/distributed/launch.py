@@ -64,7 +64,8 @@ def connect() -> Communicator:
     from lm.distributed.horovod import HorovodCommunicator
 
     comm = HorovodCommunicator(size)
-    check_agreement(comm, {"code": code_checksum()})  # other versions have other exchanges
+    # Compare the code first, because versions may differ in their exchanges.
+    check_agreement(comm, {"code": code_checksum()})
     return comm
 
 

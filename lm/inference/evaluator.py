@@ -120,8 +120,8 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     except UserError as error:
         if is_given and os.path.isdir(data_path):
             raise UserError(
-                f"{data_path} does not contain a corpus like that of {run.directory}: give a text"
-                " file with --split"
+                f"{data_path} does not contain the kind of corpus that {run.directory} was trained"
+                " on: to evaluate a text file, pass it with --split"
             ) from error
         raise
     corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer)

@@ -18,7 +18,8 @@ import tensorflow.compat.v1 as tf
 from lm.model.network import Built, Network, State
 from lm.model.ops import Ops, plain_ops
 
-# From a network, inputs [T, B], targets [T, B] and a state, to results [T, B] and the new state.
+# A function of a network, inputs [T, B], targets [T, B] and a state. It returns the losses [T, B]
+# and the new state.
 Losses = Callable[[Network, tf.Tensor, tf.Tensor, State], Built]
 
 _PLAIN = plain_ops()

@@ -153,7 +153,7 @@ def seed_initial_value(variable: tf.Variable, seed: int) -> None:
 
 
 def check_no_graph_seed(where: str) -> None:
-    """Reject TensorFlow's seed of the graph, with which seeds depend on the number of ranks."""
+    """Reject a seed of the graph: seeds derived from it depend on the number of ranks."""
     if tf.get_default_graph().seed is not None:
         raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
 

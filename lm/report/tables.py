@@ -175,8 +175,8 @@ def _seeds(groups: Sequence[Group]) -> Table:
                 [group.label, str(len(seeds)), " to ".join(ends), *map(_mean_text, columns)]
             )
     note = (
-        "Mean ± standard deviation of the runs that differ only in the seed and trained longest, or"
-        " until --early_stopping_epochs ended them."
+        "Mean ± standard deviation over seeds. Only the runs with the most steps, and the runs that"
+        " --early_stopping_epochs ended, are counted."
     )
     return Table("Seeds", note, ["config", "seeds", "epochs", "train", "valid", "test"], rows)
 

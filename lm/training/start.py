@@ -195,7 +195,8 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "exact": facts["exact"],
         "versions": f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Horovod"
         f" {horovod_version() or 'not installed'}",
-        "batch": f"{job.config.batch_size} rows, {local_rows} per rank{_micro_batches(job)}",
+        "batch": f"{job.config.batch_size} rows, {local_rows} per rank"
+        f"{describe_micro_batches(job)}",
         "model": f"{facts['parameters']:,} parameters{frozen}, vocabulary {facts['vocab_size']:,}",
         "epoch": f"{facts['steps_per_epoch']:,} steps",
         "test": "none, because the corpus has no test split" if job.corpus.test is None else "",
@@ -213,15 +214,17 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     return [f"training {facts['name']} {how}", *found]
 
 
-def _micro_batches(job: Job) -> str:
+def describe_micro_batches(job: Job) -> str:
     """Return the size of the micro-batches if a user-defined network computes them separately."""
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
     rows, *others = job.batches.rows.micro_batches
     count, threads, advice = len(others) + 1, job.device.inter_op, ""
     if count < threads:
-        flag = "--virtual_ranks" if rows > 1 else "--batch_size"
-        advice = f"; only {count} of {threads} threads have a micro-batch: raise {flag}"
+        advice = (
+            f"; only {count} of {threads} threads have a micro-batch: raise --virtual_ranks, which"
+            " must divide --batch_size"
+        )
     elif count > threads and rows * job.config.num_steps < _FEW_TOKENS:
         advice = "; fewer --virtual_ranks are faster if the model is large"
     return f", {rows} per micro-batch{advice}"

@@ -95,7 +95,7 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
     All ranks must build the same graph, because Horovod matches exchanges by their names.
     """
     config = network.config
-    # A config file may have disabled them, but one broadcast cannot contain both kinds.
+    # A config file may have disabled resource variables. One broadcast cannot contain both kinds.
     tf.enable_resource_variables()
     global_step = tf.train.get_or_create_global_step()
     with tf.name_scope("lm_step"):  # keeps these names apart from the variables of user networks

@@ -113,7 +113,7 @@ def _use_old_functions(optimizer: tf.train.Optimizer) -> None:
 
 
 def _overrides(optimizer: tf.train.Optimizer, old: str, new: str) -> bool:
-    """Return whether a subclass defines only the old function of two that do the same."""
+    """Return whether a more derived class defines the old function than the new function."""
     classes = type(optimizer).__mro__
     defines_old, defines_new = (
         next(i for i, cls in enumerate(classes) if name in vars(cls)) for name in (old, new)

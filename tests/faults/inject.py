@@ -150,12 +150,13 @@ def flip(rank, step):
 
 
 def spoil(step):
-    """Set a weight of rank 0 to NaN. Its word may not occur, so the loss may stay finite."""
+    """Set a weight of both ranks to NaN. Its word may not occur, so the loss may stay finite."""
 
     def edit(embedding):
         embedding[-1, 0] = np.nan
 
-    at_step(0, step, lambda loop: change(loop.session, "embedding", edit), when="after")
+    for rank in range(2):
+        at_step(rank, step, lambda loop: change(loop.session, "embedding", edit), when="after")
 
 
 def slow_first_step(seconds):

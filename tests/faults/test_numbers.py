@@ -48,7 +48,7 @@ def test_a_diverged_run_fails(start, tmp_path, corpora):
 
 def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     flags = (*FLAGS, "--checkpoint_every_steps", 25)
-    code, output = start(tmp_path, *flags, fault="spoil:50", forked=True).finish()
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="spoil:50", forked=True).finish()
     assert code == 2 and output.count("lm: error: ") == 1
     assert output.count("embedding is not finite after step 50, which is not saved") == 1
     assert saved_steps(tmp_path) == [25]
@@ -69,8 +69,9 @@ def test_a_run_with_out_of_sync_ranks_continues_from_the_last_checkpoint(start, 
     losses, expected = (
         [event["loss"] for event in events(directory, "step")] for directory in (run, alone)
     )
-    assert losses == expected and len(losses) > 1
+    assert len(losses) == 60
     if kernels.available():
+        assert losses == expected
         assert {event["exact"][:5] for event in events(run, "start")} == {"yes: "}
 
 
@@ -116,8 +117,10 @@ def different(tmp_path, corpora, name):
         return ("--corpus", "files", "--data_path", tmp_path / "own"), {}
     for folder in ("lm", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / "code" / folder)
-    with open(tmp_path / "code" / "lm" / "train.py", "a") as file:
-        file.write("# a different version\n")
+    # The other version has one more exchange, before the facts of the training are compared.
+    path, work = tmp_path / "code/lm/cli/program.py", "        work(parsed, comm, supervisor)"
+    assert work in path.read_text()
+    path.write_text(path.read_text().replace(work, f"        comm.gather(None)\n{work}"))
     return (), {"PYTHONPATH": str(tmp_path / "code")}
 
 

@@ -49,13 +49,13 @@ REQUEUES = {"scontrol": '[ "$1" = show ] || echo "$@"'}
 SAVES = "echo trains; mkdir -p run/checkpoints/step-$(date +%N); exit 140"
 
 
-def test_a_job_whose_checkpoints_are_gone_does_not_start_a_new_run(launch, tmp_path):
+def test_a_job_whose_checkpoints_are_missing_does_not_start_a_new_run(launch, tmp_path):
     job = {"FLAGS": "--output_dir run", **SLURM}
     assert launch("train_slurm.sbatch", SAVES, REQUEUES, **job).stdout == "trains\nrequeue 7\n"
     (tmp_path / "run").rename(tmp_path / "unmounted")
     result = launch("train_slurm.sbatch", SAVES, REQUEUES, **job)
     assert (result.returncode, result.stdout) == (1, "requeue 7\n")
-    assert result.stderr == "slurm-7: the checkpoints of run are gone: is its disk mounted?\n"
+    assert result.stderr == "slurm-7: the checkpoints of run are missing; mount its disk\n"
     (tmp_path / "unmounted").rename(tmp_path / "run")
     assert launch("train_slurm.sbatch", SAVES, REQUEUES, **job).stdout == "trains\nrequeue 7\n"
 

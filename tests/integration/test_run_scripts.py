@@ -123,7 +123,7 @@ def test_the_resilient_script_gives_up_without_progress(launch):
     assert (mistake.returncode, mistake.stderr) == (2, "")
 
 
-def test_the_resilient_script_waits_while_the_checkpoints_are_gone(launch, tmp_path):
+def test_the_resilient_script_waits_while_the_checkpoints_are_missing(launch, tmp_path):
     """A new run in an empty mount point would repeat everything."""
     (tmp_path / "run/checkpoints/step-00000100").mkdir(parents=True)
     mpirun = "[ ! -e waited ] || exit 0; mv run unmounted; exit 7"
@@ -133,7 +133,7 @@ def test_the_resilient_script_waits_while_the_checkpoints_are_gone(launch, tmp_p
     assert result.returncode == 0
     first, gone, *_ = result.stderr.splitlines()
     assert "exit code 7, restart 1" in first
-    assert gone == "train_resilient: the checkpoints of run are gone: is its disk mounted?"
+    assert gone == "train_resilient: the checkpoints of run are missing; mount its disk"
     assert "exit code 1, restart 2" in result.stderr
 
 

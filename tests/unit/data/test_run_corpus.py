@@ -70,7 +70,9 @@ def test_a_text_that_the_config_ignores_is_an_error(tmp_path, own_text, corpora)
         load_corpus_to_train(config, RunOptions(data_path=str(own_text)))
     assert not (own_text / "embedded").exists()
     make_run(tmp_path / "run", corpora)
-    with pytest.raises(UserError, match=f"{own_text} does not contain a corpus .* with --split"):
+    with pytest.raises(
+        UserError, match=f"{own_text} does not contain the kind of corpus .* with --split"
+    ):
         load_text(open_run(tmp_path / "run"), "valid", str(own_text))
     write(tmp_path / "ptb", prefix="ptb.")
     assert find_data_path("embedded", [], str(tmp_path / "ptb")) == str(tmp_path / "ptb")

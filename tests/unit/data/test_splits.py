@@ -47,7 +47,7 @@ def test_a_text_in_parts_is_the_same_corpus(tmp_path, tokenizer, caplog):
         tokenizer=tokenizer,
     )
     assert parts.record.sha256 == whole.record.sha256
-    joined = "the file before .* does not end with a line end, so its last word continues"
+    joined = "the file before .* does not end with a line end, so its last word is joined"
     assert len(re.findall(joined, caplog.text)) == (tokenizer != "bytes")
     for split in ("train", "valid", "test"):
         assert getattr(parts, split).tobytes() == getattr(whole, split).tobytes()

@@ -36,6 +36,22 @@ def test_a_save_is_due_after_steps_or_minutes(checkpointer):
     assert not checkpointer(checkpoint_every_minutes=60).is_due(1)
 
 
+@pytest.mark.parametrize("seconds, num_warnings", [(3600.0, 1), (0.0, 2)])
+def test_the_warning_about_a_full_disk_is_repeated(
+    tmp_path, monkeypatch, caplog, seconds, num_warnings
+):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "save", fail)
+    monkeypatch.setattr(background, "_WARN_SECONDS", seconds)
+    writer = BackgroundWriter(str(tmp_path), keep=1)
+    for step in (1, 2):
+        writer.start([whole(ARRAYS)], manifest(step))
+        writer.wait()
+    assert caplog.text.count("training continues without new checkpoints") == num_warnings
+
+
 def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
