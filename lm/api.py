@@ -107,6 +107,8 @@ def open_run(
 
     # A program may change its working directory before it uses the run.
     directory, checkpoint = os.path.abspath(_path(directory)), _path(checkpoint)
+    if os.sep in checkpoint:
+        checkpoint = os.path.abspath(checkpoint)
     with _opening:
         functions = load_config_file(_path(config)).functions if config else BUILT_IN
         run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
@@ -176,8 +178,8 @@ class TrainedRun:
             options["data_path"] = _path(options["data_path"])
         options |= dict(functions=run.functions)
         options |= dict(allow_changed_config_file=self._allow_changed_config_file)
-        with _opening:
-            return evaluate(run.directory, [_path(split)], run.checkpoint.path, **options)[0]
+        options |= dict(opening=_opening)
+        return evaluate(run.directory, [_path(split)], run.checkpoint.path, **options)[0]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the events of the training, for example for `pandas.DataFrame`."""

@@ -21,6 +21,7 @@ _TUNABLES = "GLIBC_TUNABLES"
 # Packages that TensorFlow imports, but that this program does not need. TensorFlow needs the
 # location of the package keras itself.
 _UNUSED = ("keras.src", "jax")
+_COMPUTE_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi")  # in /proc/cpuinfo
 _libc = ctypes.CDLL(None)
 PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -53,12 +54,13 @@ def cpu_model() -> str:
 
 
 def cpu_identity() -> str:
-    """Return the model of the CPU, and a checksum of the features that it shows this system."""
+    """Return the model of the CPU, and a checksum of its features for computations."""
     with open("/proc/cpuinfo") as file:
         lines = (line.partition(":") for line in itertools.takewhile(str.strip, file))
         values = {name.strip(): value.split() for name, _, value in lines}
     names = ("cpu family", "model", "stepping")
-    features = " ".join([*values.get("flags", []), *(str(values.get(name)) for name in names)])
+    flags = [flag for flag in values.get("flags", []) if flag.startswith(_COMPUTE_FLAGS)]
+    features = " ".join([*flags, *(str(values.get(name)) for name in names)])
     return f"{cpu_model()} ({zlib.crc32(features.encode()):08x})"
 
 

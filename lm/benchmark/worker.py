@@ -145,8 +145,9 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     if is_peer:
         with needs_extra("bench"):
             peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-        weights, facts = initial_weights(config, task["shapes"]), {"device": peer.device()}
+        weights = initial_weights(config, task["shapes"])
         step = peer.build_step(config, weights, implementation, threads)
+        facts = {"device": peer.device()}  # this starts JAX, whose settings must come first
     else:
         step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
     return {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}

@@ -82,7 +82,8 @@ def _check_no_json(path: str) -> None:
     """Reject JSON, whose syntax and escapes would become a part of the text."""
     if path.endswith(_JSON_ENDS):
         raise UserError(
-            f"{path} contains JSON: write its texts into a .txt file (data/README.md, Examples)"
+            f"{path} contains JSON: write its texts into a .txt file (data/README.md, Examples), or"
+            " rename it to .txt to train on the JSON itself"
         )
 
 

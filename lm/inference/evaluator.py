@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ def evaluate(
     lines: bool = False,
     functions: NetworkFunctions = BUILT_IN,
     supervisor: Supervisor | None = None,
+    opening: contextlib.AbstractContextManager | None = None,
     **open_options: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on splits or text files. All ranks must call this function together.
@@ -53,33 +54,30 @@ def evaluate(
       lines: Whether each line starts with an empty state, as in `Scorer`. The ranks divide the
         lines among themselves.
       supervisor: Ends this rank if another rank hangs; None for a new supervisor.
+      opening: Entered while the run is opened, such as a lock; None for nothing.
       **open_options: Other arguments of `open_run`.
 
     Returns:
       For each split, the fields that `lm/evaluate.py` documents. All ranks return the same values.
     """
     comm = comm or Communicator()
-    device = start_tensorflow(comm, divides_operations=functions.is_built_in)
-    num_threads = 1 if functions.is_built_in else device.inter_op
-
-    with on_all_ranks(comm):
-        first = comm.is_rank_0 and open_run(directory, checkpoint, functions, **open_options)
-    # The other ranks may see a newer checkpoint if the run is still training. All use rank 0's.
-    directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
-    with on_all_ranks(comm):
-        run = first or open_run(directory, checkpoint, functions, **open_options)
-        given = {"eval_batch_size": eval_batch_size, "token_dtype": token_dtype}
-        given = {name: value for name, value in given.items() if value is not None}
-        run = run._replace(config=replaced(run.config, **given))
-        texts = [load_text(run, split, data_path) for split in splits]
-        if lines:
-            scorer = Scorer(run, run.config.eval_batch_size, device=device)
-            session: Any = contextlib.closing(scorer)
-        else:
-            ranks = comm.rank, comm.size, True, num_threads
-            session, evaluator = open_session(
-                run, lambda network: Evaluator(network, run.tokenizer.eos_id, *ranks), device
-            )
+    given = {"eval_batch_size": eval_batch_size, "token_dtype": token_dtype}
+    given = {name: value for name, value in given.items() if value is not None}
+    with opening or contextlib.nullcontext():
+        device = start_tensorflow(comm, divides_operations=functions.is_built_in)
+        run = _open_on_all_ranks(comm, directory, checkpoint, functions, open_options)
+        with on_all_ranks(comm):
+            run = run._replace(config=replaced(run.config, **given))
+            texts = [load_text(run, split, data_path) for split in splits]
+            if lines:
+                scorer = Scorer(run, run.config.eval_batch_size, device=device)
+                session: Any = contextlib.closing(scorer)
+            else:
+                num_threads = 1 if functions.is_built_in else device.inter_op
+                ranks = comm.rank, comm.size, True, num_threads
+                session, evaluator = open_session(
+                    run, lambda network: Evaluator(network, run.tokenizer.eos_id, *ranks), device
+                )
 
     def sum_up(text: Text) -> NllSum:
         # A stop signal ends an evaluation immediately, because there is nothing to save.
@@ -93,6 +91,24 @@ def evaluate(
         check_agreement(comm, _facts(run, texts))
         sums = [sum_up(text) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
+
+
+def _open_on_all_ranks(
+    comm: Communicator,
+    directory: str,
+    checkpoint: str,
+    functions: NetworkFunctions,
+    options: Mapping[str, Any],
+) -> Run:
+    """Open a run at the checkpoint that rank 0 finds.
+
+    If the run is still training, other ranks may see a newer checkpoint.
+    """
+    with on_all_ranks(comm):
+        first = comm.is_rank_0 and open_run(directory, checkpoint, functions, **options)
+    directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
+    with on_all_ranks(comm):
+        return first or open_run(directory, checkpoint, functions, **options)
 
 
 class Text(NamedTuple):
@@ -113,11 +129,15 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
     raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
 
 
+class _MissingCorpus(UserError):
+    """A directory does not contain the corpus of a run."""
+
+
 def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     is_given = data_path is not None
     try:
-        data_path = find_data_path(run.config.corpus, [run.directory], data_path)
-    except UserError as error:
+        data_path = find_data_path(run.config.corpus, [run.directory], data_path, _MissingCorpus)
+    except _MissingCorpus as error:
         if is_given and os.path.isdir(data_path):
             raise UserError(
                 f"{data_path} does not contain the kind of corpus that {run.directory} was trained"

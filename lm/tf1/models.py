@@ -71,10 +71,11 @@ class Network:
                 "tf1.network: the logits are [T, B, V]: return"
                 " tf.transpose(logits, [1, 0, 2]) in build"
             )
-        size, vocab_size = logits.shape.as_list()[-1:], context.vocab_size
-        if size and size[0] not in (None, vocab_size):
+        size = logits.shape.as_list()[-1] if logits.shape.rank else None
+        vocab_size = context.vocab_size
+        if size not in (None, vocab_size):
             raise UserError(
-                f"tf1.network: the logits are for {size[0]:,} tokens, but the tokenizer has"
+                f"tf1.network: the logits are for {size:,} tokens, but the tokenizer has"
                 f" {vocab_size:,}: build the program with context.vocab_size"
             )
         logits_BTV = tf.reshape(logits, [-1 if rows is None else rows, steps, context.vocab_size])

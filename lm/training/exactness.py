@@ -1,6 +1,7 @@
 """Decide whether a run is exact, that is, bitwise identical on all supported numbers of ranks."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ _ONE_DNN = (
     *(f"{prefix}_{name}" for prefix in ("ONEDNN", "DNNL")
       for name in ("MAX_CPU_ISA", "DEFAULT_FPMATH_MODE")),
 )  # fmt: skip
+_CHECKSUM = re.compile(r" \([0-9a-f]{8}\)")  # of the features of the CPU
 
 
 class Exactness(NamedTuple):
@@ -38,7 +40,8 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
     if job.config.scale_lr_by_worker != "none":
         return Exactness(arithmetic, None, "no: the learning rate depends on the number of ranks")
     why, before = _why_inexact(job, network, arithmetic), progress.exact_with
-    if not why and progress.step and before != arithmetic[0]:
+    same = {arithmetic[0], _CHECKSUM.sub("", arithmetic[0])}  # older versions stored no checksum
+    if not why and progress.step and before not in same:
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {progress.step:,} {how}"
         logger.warning("%s", why)

@@ -95,9 +95,10 @@ class NetworkCheck:
     def _run_words(
         self, session: tf.Session, words: np.ndarray, first: int = 0
     ) -> list[np.ndarray]:
-        """Return the losses of words [T + 1, 1] from time step `first` on, read one at a time.
+        """Return the losses of words [T + 1, 1] from time step `first` on.
 
-        Only for a network with `reads_words`, `first` may be above 0.
+        Only for a network with `reads_words`, `first` may be above 0. Such a network reads these
+        words together.
         """
         size = decoding.state_size(self._network)
         feed = dict(zip(self._word_phs, (words[first:-1], words[first + 1 :])))
@@ -182,11 +183,16 @@ class NetworkCheck:
         of_window = np.concatenate(of_windows)
         # Subtract the mean, about log V, which is large compared to the effect of initial weights.
         mean = of_window[np.isfinite(of_window)].mean()
-        # A network with `reads_words` computes a whole window for each word.
-        first = max(0, self._num_steps - _CHECKED) if self._network.reads_words else 0
+        if self._network.reads_words:  # Each word needs the computation of a window.
+            first = max(0, self._num_steps - _CHECKED)
+            steps = range(first, self._num_steps)
+            each = [self._run_words(session, words[: step + 2, :1], step) for step in steps]
+            by_word = list(map(np.concatenate, zip(*each)))
+        else:
+            first, by_word = 0, self._run_words(session, words[:, :1])
         if not any(
             _differ(of_window[first:] - mean, of_word - mean, _ROUNDING, floor=_MIN_NATS)
-            for of_word in self._run_words(session, words[:, :1], first)
+            for of_word in by_word
         ):
             return ""
         _, _, without_state = self._run(session, window, self._zeros)

@@ -70,9 +70,7 @@ def test_a_text_that_the_config_ignores_is_an_error(tmp_path, own_text, corpora)
         load_corpus_to_train(config, RunOptions(data_path=str(own_text)))
     assert not (own_text / "embedded").exists()
     make_run(tmp_path / "run", corpora)
-    with pytest.raises(
-        UserError, match=f"{own_text} does not contain the kind of corpus .* with --split"
-    ):
+    with pytest.raises(UserError, match=message):
         load_text(open_run(tmp_path / "run"), "valid", str(own_text))
     write(tmp_path / "ptb", prefix="ptb.")
     assert find_data_path("embedded", [], str(tmp_path / "ptb")) == str(tmp_path / "ptb")
@@ -204,6 +202,10 @@ def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     run = open_run(tmp_path / "run")
     expected = load_text(run, "valid").ids.tolist()
     assert len(expected) == 5 * 300
+    write(tmp_path / "ptb", prefix="ptb.")
+    message = f"{tmp_path}/ptb does not contain the kind of corpus .* with --split"
+    with pytest.raises(UserError, match=message):
+        load_text(run, "valid", str(tmp_path / "ptb"))
     own_text.rename(tmp_path / "moved")
     with pytest.raises(UserError, match="--data_path"):
         load_text(run, "valid")

@@ -100,6 +100,15 @@ def test_a_network_with_reads_words_reads_words_again(load, caplog, num_steps, c
     assert ("single words" not in caplog.text) == agrees
 
 
+def test_the_check_of_lm_generate_finds_words_that_see_later_words(load):
+    text = "def reads_words(config):\n    return 5\n" + STATELESS
+    file = load(text + "    return tf.cumsum(x, reverse=True), {}\n")
+    with tf.Graph().as_default(), tf.Session() as session:
+        check = NetworkCheck(Network(file.config, V, file.functions))
+        session.run(tf.global_variables_initializer())
+        assert "different results for single words" in check.find_disagreement(session)
+
+
 def test_a_network_reads_words_or_has_state(load, caplog):
     file = load("def reads_words(config):\n    return 2\n" + HEADER + GOOD)
     with pytest.raises(UserError, match="reads_words replaces state_shapes: let"):
