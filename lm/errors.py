@@ -83,11 +83,12 @@ def printable(text: str, kept: str = "") -> str:
 
     File names, run files and the replies of servers may contain them.
     """
-    safe = (c.isprintable() or c in kept or not _controls(c) for c in text)
-    return "".join(c if is_safe else "\N{REPLACEMENT CHARACTER}" for c, is_safe in zip(text, safe))
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if _is_control(c) and c not in kept else c for c in text
+    )
 
 
-def _controls(character: str) -> bool:
+def _is_control(character: str) -> bool:
     """Return whether a character may change the terminal, the line or the order of other texts."""
     return unicodedata.category(character) in _CONTROL or character in _REORDERING
 

@@ -150,7 +150,6 @@ def platform_facts() -> dict[str, Any]:
     from lm.distributed.horovod import horovod_version
 
     return {
-        "code": code_checksum(),
         "tensorflow": tf.__version__,
         "horovod": horovod_version(),
         # The graphs of ranks with and without compiled ops have different exchanges.

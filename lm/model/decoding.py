@@ -132,9 +132,7 @@ def _unpack(network: Network, state_BS: tf.Tensor) -> State:
     }
 
 
-def target_log_probs(
-    network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, losses: Losses = window_losses
-) -> tf.Tensor:
+def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
     """Return the natural log-probability of each target, float32 [T, B].
 
     Each row starts with an empty state. Inputs and targets are int32 token IDs.
@@ -142,7 +140,7 @@ def target_log_probs(
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
     state_BS = tf.zeros([rows, state_size(network)])
-    return continued_log_probs(network, inputs_TB, targets_TB, state_BS, losses)[0]
+    return continued_log_probs(network, inputs_TB, targets_TB, state_BS)[0]
 
 
 def continued_log_probs(

@@ -45,10 +45,8 @@ class TrialJob:
         before = dataclasses.asdict(search.file.config)
         changes = {k: v for k, v in dataclasses.asdict(config).items() if v != before[k]}
         given = search.settings.given(RunOptions)
-        options, self._max_steps = (
-            {"keep_checkpoints": 1, **changes, **given},
-            given.get("max_steps"),
-        )
+        options = {"keep_checkpoints": 1, **changes, **given}
+        self._max_steps = given.get("max_steps")
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
             *as_flags(options),

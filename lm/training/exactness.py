@@ -17,8 +17,8 @@ from lm.training.step import NUM_SUMS
 # Variables that change the results of TensorFlow's operations; other hosts get them too.
 _ONE_DNN = (
     "TF_ENABLE_ONEDNN_OPTS", "TF_SET_ONEDNN_FPMATH_MODE",
-    *(f"{prefix}_{name}" for prefix in ("ONEDNN", "DNNL")
-      for name in ("MAX_CPU_ISA", "DEFAULT_FPMATH_MODE")),
+    "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE",
 )  # fmt: skip
 _CHECKSUM = re.compile(r" \([0-9a-f]{8}\)")  # of the features of the CPU
 

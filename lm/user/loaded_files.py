@@ -48,8 +48,8 @@ class LoadedFiles:
         for path in (getattr(module, "__file__", None) for module in modules):
             if not path or path in recorded or not is_of_user(path):
                 continue
-            root = copies if is_inside(path, copies) else self._directory
-            if is_inside(path, root):
+            root = copies if _is_inside(path, copies) else self._directory
+            if _is_inside(path, root):
                 self.add(os.path.relpath(path, root), path, pathlib.Path(path).read_bytes())
 
     def check_unchanged(self) -> None:
@@ -99,7 +99,7 @@ def search_path(config_file: str) -> list[str]:
     return [beside, os.path.join(beside, _COPIES)]
 
 
-def is_inside(path: str, directory: str) -> bool:
+def _is_inside(path: str, directory: str) -> bool:
     return os.path.abspath(path).startswith(os.path.join(directory, ""))
 
 
