@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from lm.inference.trained_run import Run
 
 _connect = functools.cache(connect)  # at most one connection per process
-# Opening a run changes the process for a moment: its stderr, random numbers and TensorFlow modules.
+# Only one thread may open a run at a time, because opening temporarily changes the stderr, random
+# numbers and TensorFlow modules of the process.
 _opening = threading.RLock()
 
 

@@ -38,7 +38,8 @@ class Config(Checked):
     )  # fmt: skip
     vocab_size: int | None = option(
         None, "size of the vocabulary, including <eos> and <unk>; <unk> replaces the rarest words"
-        " or characters (default: keep all). Token IDs without tokenizer and vocabulary need it",
+        " or characters (default: keep all). Required for a corpus of token IDs if neither"
+        " --tokenizer nor --vocabulary is given",
         low=3, affects="data",
     )  # fmt: skip
     min_count: int = option(

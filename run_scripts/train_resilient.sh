@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains until the training is done: if the job fails, mpirun starts again with --resume on the hosts
-# that are available. Any number of ranks up to batch_size can continue the run. It stays bitwise identical if
-# each number is a power of two up to virtual_ranks (8).
+# that are available. Any number of ranks up to batch_size can continue the run. The result is
+# bitwise identical if every attempt uses a power of two of at most virtual_ranks ranks (see docs/flags.md).
 #
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host

@@ -23,7 +23,9 @@ from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs
-_LEAST_OF_HEAD = 0.8  # of the words that the most frequent words of the same number would cover
+# Warn if the head covers less than this fraction of the text that the same number of the most
+# frequent words would cover.
+_LEAST_OF_HEAD = 0.8
 _MAX_NAMES = 10  # names that a message lists
 # Names of files that probably contain a text of the user.
 _TEXT_NAME = re.compile(
@@ -83,10 +85,10 @@ def _warn_if_unsorted(corpus: Corpus, num_head: int) -> None:
     head, best = counts[:num_head].sum(), np.sort(counts)[-num_head:].sum()
     if head < _LEAST_OF_HEAD * best:
         logger.warning(
-            f"the first {num_head:,} words of the vocabulary are {head / counts.sum():.0%} of the"
-            f" training text, but the most frequent {num_head:,} words are"
-            f" {best / counts.sum():.0%}: sort the vocabulary by frequency, or remove"
-            " adaptive_softmax_cutoffs"
+            f"the first {num_head:,} words of the vocabulary cover only"
+            f" {head / counts.sum():.0%} of the training text, but the {num_head:,} most frequent"
+            f" words would cover {best / counts.sum():.0%}: sort the vocabulary by frequency, or"
+            " remove adaptive_softmax_cutoffs"
         )
 
 

@@ -54,7 +54,7 @@ def evaluate(
       lines: Whether each line starts with an empty state, as in `Scorer`. The ranks divide the
         lines among themselves.
       supervisor: Ends this rank if another rank hangs; None for a new supervisor.
-      opening: Entered while the run is opened, such as a lock; None for nothing.
+      opening: A context manager, such as a lock, that is held while the run is opened, or None.
       **open_options: Other arguments of `open_run`.
 
     Returns:

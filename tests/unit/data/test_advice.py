@@ -55,7 +55,7 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
         config = Config(vocabulary=str(file), adaptive_softmax_cutoffs="4")
         caplog.clear()
         load_corpus_to_train(config, RunOptions(data_path=data_path))
-        assert caplog.text.count("words are 100%: sort the vocabulary by frequency") == num_warnings
+        assert caplog.text.count("would cover 100%: sort the vocabulary") == num_warnings
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.json.gz", "train/part-0.jsonl"])
