@@ -10,9 +10,12 @@ of a host map the same files into memory.
 import collections
 import dataclasses
 import errno
+import functools
+import hashlib
 import itertools
 import json
 import os
+import pathlib
 import shutil
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -43,8 +46,6 @@ from lm.perplexity import TextSize
 from lm.record import from_json
 
 ID_DTYPE = np.dtype("<i4")  # The files are little-endian on every machine.
-FORMAT = 3  # part of the cache key; increase it when the same text results in different files
-
 _ID_BLOCK_BYTES = 1 << 20
 
 
@@ -60,7 +61,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """The name of the encoded corpus in a cache."""
-        parts = [f"v{FORMAT}", *(sha256[:16] for sha256 in self.sha256.values())]
+        parts = [f"v{_sha256_of_rules()[:16]}", *(sha256[:16] for sha256 in self.sha256.values())]
         config = self.config
         name = self.tokenizer.name if self.tokenizer else config.tokenizer
         # The file of a vocabulary does not contain the name of its tokenizer.
@@ -73,6 +74,13 @@ class Recipe:
         if self.sources["train"].reads_ids:
             parts.append(config.token_dtype)
         return "-".join(parts)
+
+
+@functools.cache
+def _sha256_of_rules() -> str:
+    """Return a checksum of the code that converts text to token IDs."""
+    modules = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(module.read_bytes() for module in modules)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +138,10 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
         return tokenizer, found
     kind = BUILT[config.tokenizer]
     entries = [kind.entry(piece) for piece in pieces]
-    counts = zip(entries, _count_ids(paths["train"], len(entries)))
-    vocabulary = Vocabulary.from_counts({word: n for word, n in counts if n}, config)
+    counts = collections.Counter()
+    for word, count in zip(entries, _count_ids(paths["train"], len(entries))):
+        counts[word] += count
+    vocabulary = Vocabulary.from_counts(+counts, config)  # + removes words that train lacks
     for split, path in paths.items():
         num_unknown = _replace_ids(path, entries, vocabulary)
         found[split] = dataclasses.replace(found[split], unknown=num_unknown)

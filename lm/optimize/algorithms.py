@@ -60,6 +60,7 @@ class _Optimizer(NamedTuple):
     create: Callable[..., tf.train.Optimizer]  # arguments: the learning rate and the settings
     settings: tuple[str, ...] = ()  # fields of Config; without weight_decay, the gradient has it
     keeps_unused_rows: bool = False  # whether it only changes the rows of words in the batch
+    depends_on_cpu: bool = False  # whether CPU models round it differently
 
 
 OPTIMIZERS = {
@@ -67,7 +68,10 @@ OPTIMIZERS = {
     # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
     "momentum": _Optimizer(tf.train.MomentumOptimizer, ("momentum",)),
     "adam": _Optimizer(_Adam, ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")),
-    "adagrad": _Optimizer(_Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True),
+    # TensorFlow's Adagrad uses the CPU's approximation of 1 / sqrt(x).
+    "adagrad": _Optimizer(
+        _Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True, depends_on_cpu=True
+    ),
     "rmsprop": _Optimizer(_rmsprop, ("rmsprop_decay", "rmsprop_epsilon")),
 }
 _SETTINGS = [name for each in OPTIMIZERS.values() for name in each.settings]

@@ -14,7 +14,7 @@ from lm.record import may_differ
 from lm.report.metrics import RunMetrics
 
 # Fields that may differ between equal runs. All other fields are bitwise equal.
-_MEASURED = {
+MEASURED = {
     "tokens_per_second", "exchange_share", "share_of_gemm_peak", "epoch_seconds", "world_size",
     "memory_mb",
 }  # fmt: skip
@@ -154,7 +154,7 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
     for position in shared:
         event, other = events[position], others[position]
         # A run with --noeval has fewer fields.
-        for field in (name for name in event if name in other and name not in _MEASURED):
+        for field in (name for name in event if name in other and name not in MEASURED):
             if event[field] != other[field]:  # JSON preserves floats exactly
                 kind = event["event"]
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
@@ -190,7 +190,7 @@ def _different_steps(
 ) -> list[tuple[Position, str, float, float]]:
     """Return the first difference of each field in shared step events."""
     found = []
-    for field in (name for name in first if name in second and name not in _MEASURED):
+    for field in (name for name in first if name in second and name not in MEASURED):
         values, others = first[field][mine], second[field][theirs]
         differ = (values != others) & ~np.isnan(values) & ~np.isnan(others)
         if differ.any():

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
+from lm.optimize.algorithms import OPTIMIZERS
 from lm.system import cpu_identity
 from lm.training.prepare import Job
 from lm.training.step import NUM_SUMS
@@ -60,8 +61,8 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
 
 
 def _arithmetic(job: Job) -> str:
-    # TensorFlow's Adagrad uses the CPU's approximation of 1 / sqrt(x), which depends on the CPU.
-    if job.functions.is_built_in and job.config.optimizer != "adagrad":
+    optimizer = OPTIMIZERS[job.config.optimizer]
+    if job.functions.is_built_in and not optimizer.depends_on_cpu:
         return kernels.arithmetic(job.config.precision)
     one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
     return (

@@ -84,12 +84,14 @@ def test_the_spine_is_independent_of_tools_and_user_defined_networks(path):
 
 
 def test_the_spine_is_read_in_a_day():
-    assert sum(len(path.read_text().splitlines()) for path in SPINE) <= 2700
+    num_lines = sum(len(path.read_text().splitlines()) for path in SPINE)
+    assert num_lines <= 2800, "move a special case out of the spine, see CONTRIBUTING.md"
 
 
 def test_packages_are_small():
     for package in {path.parent for path in MODULES} - {PACKAGE}:
-        assert len(list(package.glob("[!_]*.py"))) <= 13, package
+        num_modules = len(list(package.glob("[!_]*.py")))
+        assert num_modules <= 13, f"divide {package} into packages, see CONTRIBUTING.md"
 
 
 def test_module_names_are_distinct():

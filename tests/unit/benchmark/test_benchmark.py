@@ -35,7 +35,7 @@ VOCAB_SIZE = 50
 @pytest.mark.parametrize("peer", ["torch", "jax"])
 def test_each_field_of_the_network_is_in_the_peers_or_rejected(peer):
     supported = fields_read_by(f"lm/benchmark/peer_{peer}.py", "lm/benchmark/workload.py")
-    ignored = fields_read_by("lm/model/*.py") - supported - WITHOUT_FIELD - {*NOT_IN_PEERS}
+    ignored = fields_read_by("lm/model/**/*.py") - supported - WITHOUT_FIELD - {*NOT_IN_PEERS}
     assert not ignored, f"add {ignored} to NOT_IN_PEERS"
 
 

@@ -1,8 +1,10 @@
 """The encoded form of a corpus: its location, its checksums, and when it is rebuilt."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +15,8 @@ import lm.data.corpus
 import lm.data.encoding
 from lm.config import Config
 from lm.data.corpus import load_corpus
+from lm.data.symbols import BUILT
+from lm.data.tokenizers import Words
 from lm.data.vocabulary import EOS
 from lm.errors import RunError
 from tests.commands import ROOT
@@ -104,6 +108,62 @@ def test_a_run_that_resumes_does_not_encode_again(tmp_path, encodings):
     other = load_corpus(data_path, Config(vocab_size=4)).tokenizer
     assert load_corpus(data_path, tokenizer=other).tokenizer.tokens == other.tokens
     assert len(encodings) == 3
+
+
+def test_changed_rules_encode_again(tmp_path):
+    data_path = write(tmp_path / "d", train="House house a\n")
+    shutil.copytree(ROOT / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("kernels"))
+    code = (
+        "import sys\nfrom lm.config import Config\nfrom lm.data.corpus import load_corpus\n"
+        "print(*sorted(load_corpus(sys.argv[1], Config(vocab_size=9)).tokenizer.tokens))"
+    )
+    command = [sys.executable, "-c", code, data_path]
+    found = subprocess.run(command, cwd=tmp_path, stdout=-1, text=True, timeout=50, check=True)
+    assert found.stdout == "<eos> <unk> House a house\n"
+    rules = tmp_path / "lm" / "data" / "tokenizers.py"
+    old, new = "        return piece\n", "        return piece.lower()\n"
+    assert old in rules.read_text()
+    rules.write_text(rules.read_text().replace(old, new))
+    found = subprocess.run(command, cwd=tmp_path, stdout=-1, text=True, timeout=50, check=True)
+    assert found.stdout == "<eos> <unk> a house\n"
+
+
+# The texts, which the key of the cache contains, depend on `corpus` and `split`.
+OTHER_DATA = {
+    "tokenizer": "characters", "vocabulary": "v.txt", "vocab_size": 3, "min_count": 2,
+    "token_dtype": "uint8", "corpus": None, "split": None,
+}  # fmt: skip
+
+
+def test_each_setting_of_the_data_changes_the_key_of_the_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("v.txt").write_text("<eos>\n<unk>\na\n")
+    data_path = write("d", train="a b a b c\n")
+    for name, value in OTHER_DATA.items():
+        if name not in ("corpus", "split", "token_dtype"):
+            load_corpus(data_path, Config(**{name: value}))
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.bin").write_bytes(bytes(200))
+    for dtype in ("uint16", "uint8"):
+        load_corpus(str(tmp_path), Config(vocab_size=3, token_dtype=dtype))
+    assert len([*pathlib.Path("d/.cache").glob("v*")]) == 4
+    assert len([*pathlib.Path(".cache").glob("v*")]) == 2
+    settings = {f.name for f in dataclasses.fields(Config) if f.metadata["affects"] == "data"}
+    assert settings == {*OTHER_DATA}, "add the new setting to `Recipe.key` and to OTHER_DATA"
+
+
+def test_pieces_with_the_same_entry_are_counted_together(tmp_path, monkeypatch):
+    class Lower(Words):
+        name = "lower"
+
+        @staticmethod
+        def entry(piece):
+            return piece.lower()
+
+    monkeypatch.setitem(BUILT, "lower", Lower)
+    data_path = write(tmp_path / "d", train="House house house a\nHouse a\nhouse\n")
+    vocabulary = load_corpus(data_path, Config(tokenizer="lower", min_count=3)).tokenizer.tokens
+    assert vocabulary == ("house", "<eos>", "<unk>")  # 5, 3 and 2 occurrences
 
 
 def test_a_changed_file_is_encoded_again(tmp_path, encodings):
