@@ -4,9 +4,17 @@
   python -m lm.export --run runs/small --to small.npz --format npz
 
 With --format npz or safetensors, the command writes a file with the weights for other frameworks.
-The name of each weight is the name of its variable. With --format tf1, it writes a checkpoint that
-the original TF 1.x program can restore (docs/fine_tuning.md). The rest of this text is about
-SavedModels.
+The name of each weight is the name of its variable. If the run has averages of its weights, they
+are exported. With V words, E inputs and H units, the built-in network has these weights:
+
+  embedding [V, E]; softmax/weights [H, V] (none if tied) and softmax/bias [V]
+  lstm_N/input_weights [E, 4H], lstm_N/recurrent_weights [H, 4H] and lstm_N/bias [4H], with the
+      columns of the input gate, the candidate, the forget gate and the output gate
+
+torch.nn.LSTM has the transposed weights, with the candidate after the forget gate, and a second
+bias, which must be 0. If the run has --forget_bias, add it to the bias of the forget gate. With
+--format tf1, the command writes a checkpoint that the original TF 1.x program can restore
+(docs/fine_tuning.md). The rest of this text is about SavedModels.
 
 The network computes in float32, regardless of the run's --precision:
 
@@ -35,7 +43,8 @@ tokenizers. The following commands try it:
   curl -d '{"instances": [{"words": ["the", "company", "said"]}]}' \
       http://localhost:8501/v1/models/small:predict
 
-TensorFlow Serving expects a directory for each version: export to /models/small/1. Unless --rows is
+TensorFlow Serving must not be older than the TensorFlow that exported the model. It expects a
+directory for each version: export to /models/small/1. Unless --rows is
 given, the server may combine requests into batches (--enable_batching) if all texts have the same
 T. Pad shorter texts with "" or -1. The server's option pad_variable_length_inputs would repeat
 words instead.

@@ -230,11 +230,11 @@ def recorded_config(run_dir: str) -> dict[str, Any] | None:
 
 
 def enclosing_run(path: str) -> str | None:
-    """Return the run that contains a path in a subdirectory, also through a link, or None."""
-    for place in (os.path.abspath(path), os.path.realpath(path)):
-        for parent in pathlib.Path(place).parents:
-            if os.path.exists(parent / RUN_FILE):
-                return str(parent)
+    """Return the run whose checkpoints a path belongs to, also through a link, or None."""
+    for place in map(pathlib.Path, (os.path.abspath(path), os.path.realpath(path))):
+        for parent in (place, *place.parents):
+            if parent.name == CHECKPOINTS_DIR and os.path.exists(parent.parent / RUN_FILE):
+                return str(parent.parent)
     return None
 
 

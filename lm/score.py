@@ -30,6 +30,12 @@ By default, texts are independent: the recurrent state is empty at the start of 
 from the last K tokens, while lm.evaluate reads windows of num_steps tokens separately. The
 perplexity of lm.evaluate is then usually higher.
 
+Several processes can score parts of a large file, each on its own core. Divide an n-best file
+between two lists.
+
+  split -n l/4 -d -a1 sentences.txt part.
+  for i in 0 1 2 3; do taskset -c $i python -m lm.score --run RUN < part.$i > scores.$i & done; wait
+
 --nbest FILE reads lists in the format of Moses, `id ||| text ||| features [||| score]`, and the
 standard input if FILE is -. Each line gets a feature `lm`, the natural log-probability of its text,
 and its score increases by --weight times this number. The lines of each list are sorted by this
@@ -50,6 +56,7 @@ from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
+from lm.data.tokenizers import Words
 from lm.errors import UserError, needs_extra
 from lm.inference.lines import STDIN, name_of, read_lines
 from lm.options import Checked, option
@@ -118,6 +125,11 @@ def _print_scores(scorer, tokenizer, options):
     if sys.stdin.isatty():
         logger.info("reading texts from the terminal, one per line, until Ctrl-D")
     for lines in read_lines(STDIN):
+        if not count and not isinstance(tokenizer, Words) and lines[0].endswith("\r"):
+            logger.warning(
+                "the lines end in \\r, as in Windows files, and \\r is scored too: unless the"
+                " training text has such line ends, remove them with tr -d '\\r'"
+            )
         for score in scorer.score(lines, f"{name_of(STDIN)}, line", count + 1):
             totals.add(score)
             # The process that wrote the sentence may wait for the score.

@@ -90,7 +90,7 @@ def verify(path: str) -> Checkpoint:
       CorruptFile: If a file is missing or corrupt.
       UserError: If a different version of this program wrote the checkpoint.
     """
-    manifest = _read(path)
+    manifest = read_manifest(path)
     if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
         names = ", ".join(manifest.files) or "no files"
         raise CorruptFile(f"{os.path.join(path, MANIFEST)} names {names}")
@@ -105,7 +105,7 @@ def verify(path: str) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
-def _read(checkpoint: str) -> Manifest:
+def read_manifest(checkpoint: str) -> Manifest:
     """Read the manifest of a checkpoint without verifying the other files."""
     path = os.path.join(checkpoint, MANIFEST)
     content = read_object(path)

@@ -48,8 +48,15 @@ def open_run_dir(
     """
     output_dir, resume = options.output_dir, options.resume
     path = _make_and_lock(output_dir, record.config["name"], stack)
+    is_run = store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE))
+    inner = next(pathlib.Path(path).glob(f"*/{RUN_FILE}"), None)
+    if inner and not is_run:  # In a report, the new run would hide the other runs.
+        raise UserError(
+            f"output_dir {path} contains the run {inner.parent.name}: choose a new directory, or"
+            f" continue this run with --resume --output_dir {inner.parent}"
+        )
     if not resume:
-        if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
+        if is_run:
             raise UserError(
                 f"output_dir {path} already contains a run: add --resume, or choose a"
                 " different directory"
@@ -131,12 +138,12 @@ def _make(output_dir: str | None, name: str) -> tuple[str, bool]:
 
 
 def _check_place(path: str) -> None:
-    """Reject a broken link, and a directory inside a run."""
+    """Reject a broken link, and a directory inside the checkpoints of a run."""
     for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")
     if run := enclosing_run(path):
-        raise UserError(f"output_dir {path} is inside a run: use --output_dir {run}")
+        raise UserError(f"output_dir {path} is inside the run {run}: choose another directory")
 
 
 def _remove_if_unused(path: str) -> None:

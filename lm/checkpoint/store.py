@@ -13,7 +13,7 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import tensorflow.compat.v1 as tf
 
@@ -25,6 +25,7 @@ from lm.checkpoint.manifest import (
     list_checkpoints,
     names_of,
     path_of,
+    read_manifest,
     verify,
     write_manifest,
 )
@@ -58,18 +59,29 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
 def find_newest(run_dir: str) -> Checkpoint | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint in _intact(run_dir, reversed):
+    for checkpoint in _usable(run_dir, reversed, verify):
         return checkpoint
     if checkpoints:  # Starting over could silently discard days of training.
         raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
     return None
 
 
-def _find_best(run_dir: str) -> Checkpoint:
-    manifests = intact_manifests(run_dir)
+def _find_best(run_dir: str, corrupt: Collection[str] = ()) -> Checkpoint:
+    manifests = {
+        checkpoint.path: checkpoint.manifest
+        for checkpoint in _usable(run_dir, iter, _with_manifest)
+        if checkpoint.path not in corrupt
+    }
     best = best_of(manifests)
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
+    try:
+        verify(best)  # only this one, because a checkpoint may have many GB
+    except CorruptFile as error:
+        if os.path.lexists(best):  # A run that is still training may have removed it.
+            logger.warning("skipping a corrupt checkpoint: %s", error)
+            corrupt = {*corrupt, best}
+        return _find_best(run_dir, corrupt)
     *_, last = manifests.values()
     found = manifests[best].valid_perplexity
     lowest = min(last.progress.valid_perplexities, default=found)
@@ -96,17 +108,25 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
 
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
-    return dict(_intact(run_dir, iter))
+    return dict(_usable(run_dir, iter, verify))
 
 
-def _intact(run_dir: str, order: Callable[[list[str]], Iterator[str]]) -> Iterator[Checkpoint]:
+def _with_manifest(path: str) -> Checkpoint:
+    return Checkpoint(path, read_manifest(path))
+
+
+def _usable(
+    run_dir: str,
+    order: Callable[[list[str]], Iterator[str]],
+    read: Callable[[str], Checkpoint],
+) -> Iterator[Checkpoint]:
     for path in order(list_checkpoints(run_dir)):
         # A different version is an error: an older checkpoint must not silently replace it.
         try:
-            checkpoint = verify(path)
+            checkpoint = read(path)
         except CorruptFile as error:
             if not os.path.lexists(path):  # A run that is still training removed it.
-                return (yield from _intact(run_dir, order))
+                return (yield from _usable(run_dir, order, read))
             logger.warning("skipping a corrupt checkpoint: %s", error)
         else:
             yield checkpoint

@@ -77,6 +77,8 @@ def has_tokenizer(directory: str) -> bool:
 
 def saved_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.save` stored in a directory."""
+    if not has_tokenizer(directory):
+        raise UserError(f"{directory} has neither {VOCABULARY_FILE} nor {SAVED}/: restore it")
     if not os.path.isdir(os.path.join(directory, SAVED)):
         return Words(load_vocabulary(os.path.join(directory, VOCABULARY_FILE)))
     for built in set(BUILT.values()) - {Words}:
@@ -97,10 +99,18 @@ def saved_tokenizer(directory: str) -> Tokenizer:
 
 
 def run_of_checkpoint(path: str) -> str | None:
-    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None."""
+    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None.
+
+    The path may be a link.
+    """
     path = os.path.abspath(path)
-    parent = os.path.dirname(os.path.dirname(path))
-    return next(filter(load_record, (path, parent)), None)
+    parents = [os.path.dirname(os.path.dirname(p)) for p in (path, os.path.realpath(path))]
+    return next(filter(load_record, (path, *parents)), None)
+
+
+def outside_run(path: str) -> UserError:
+    """Return an error: a checkpoint was copied without its run, which has the tokenizer."""
+    return UserError(f"{path} is not inside a run: pass RUN/checkpoints/step-N")
 
 
 def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:

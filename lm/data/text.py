@@ -167,7 +167,10 @@ def _located(block: Block) -> Iterator[None]:
         found = error.object[error.start]
         advice = f"byte 0x{found:02x} is not valid UTF-8, so convert the file to UTF-8"
         if not found:
-            advice = "the text contains NUL: convert UTF-16 to UTF-8, or remove it with tr -d '\\0'"
+            advice = (
+                "the file contains NUL: convert UTF-16 to UTF-8, or save a document of a word"
+                " processor as plain text in UTF-8"
+            )
         raise UserError(f"{block.part.path}, line {line}: {advice}") from error
 
 

@@ -49,6 +49,7 @@ def _write(run: Run, directory: str, rows: int | None) -> None:
             signature_def_map=signatures,
             assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
             main_op=tf.tables_initializer(),
+            strip_default_attrs=True,  # for older versions of TensorFlow and TensorFlow Serving
         )
         builder.save()
 

@@ -14,6 +14,7 @@ from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
 from lm.checkpoint.transfer import variable_shapes, weight_types
 from lm.config import RunOptions
+from lm.data.selection import outside_run, run_of_checkpoint
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
@@ -44,12 +45,18 @@ def find_source(options: RunOptions) -> Source:
             return _of_run(store.find(path, options.checkpoint))
         if options.checkpoint != RunOptions().checkpoint:
             raise UserError(f"--checkpoint is for runs, but {path} is a checkpoint: remove it")
+        if run_of_checkpoint(path) is None:  # Its tokenizer is needed.
+            raise outside_run(path)
         return _of_run(store.verify(path))
     prefix = tf1_format.find(path)
     if prefix is None:
         raise UserError(
             f"--init_from {path} is neither a run, a checkpoint of a run nor a TF 1.x checkpoint:"
             " pass a prefix such as model.ckpt-4100, or a directory with the file checkpoint"
+        )
+    if os.path.exists(os.path.join(os.path.dirname(prefix), MANIFEST)):
+        raise UserError(
+            f"--init_from {path} is a file of a checkpoint of a run: pass {os.path.dirname(prefix)}"
         )
     for name in ("new_vocabulary", "checkpoint"):
         if getattr(options, name) != getattr(RunOptions(), name):

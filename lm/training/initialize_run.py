@@ -1,16 +1,19 @@
 """Initialize the weights of a run with the weights of an earlier run."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lm import logger
 from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, weight_tensors
 from lm.checkpoint.transfer import fitting_tensors
-from lm.config import RunOptions
+from lm.config import Config, RunOptions
 from lm.data.selection import run_of_checkpoint, saved_tokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
+from lm.options import defaults
 from lm.training.restore import InitialValues, Table
 
 # _WORD_AXES contains the axis of the words in each table of this program. _LAYER matches the layers
@@ -20,6 +23,11 @@ _WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
 _LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
 # Weights of an adaptive softmax or of an adaptive input in which each row belongs to a word.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
+# The settings of the built-in network that determine its outputs.
+_NETWORK = {
+    "num_layers", "hidden_size", "embedding_size", "tie_weights", "forget_bias", "reset_state",
+    "adaptive_softmax_cutoffs", "adaptive_softmax_factor", "adaptive_input",
+}  # fmt: skip
 _PARTLY = "; --init_partly loads only the weights that fit"
 
 
@@ -34,11 +42,6 @@ def values_of_run(
         return InitialValues(checkpoint.path, tensors, {})
     if options.new_vocabulary and not same_words:
         run_dir = run_of_checkpoint(path)
-        if run_dir is None:
-            raise UserError(
-                f"--new_vocabulary needs the tokenizer of the run, but {path} is not inside a run:"
-                " pass RUN/checkpoints/step-N"
-            )
         tables = _tables(checkpoint, saved_tokenizer(run_dir), tokenizer, shapes)
     elif same_words or options.init_partly:
         tables = {}
@@ -62,6 +65,17 @@ def values_of_run(
     if missing and not options.init_partly:
         raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
     return InitialValues(checkpoint.path, tensors, {}, tables)
+
+
+def warn_of_other_network(before: Mapping[str, Any], config: Config) -> None:
+    """Warn if the network has other settings than the network that was trained.
+
+    The shapes of the weights do not show all of these settings.
+    """
+    own = dataclasses.asdict(config)
+    names = [n for n in own if n in before and (n in _NETWORK or n not in defaults(Config))]
+    if changes := [f"{n} {before[n]!r}, now {own[n]!r}" for n in names if before[n] != own[n]]:
+        logger.warning("--init_from: the earlier run had %s", "; ".join(changes))
 
 
 def _tables(

@@ -25,6 +25,7 @@ from lm.model.network import Network
 from lm.record import LOG_FILE, from_json
 from lm.training.exactness import Exactness
 from lm.training.initialize import initial_values
+from lm.training.initialize_run import warn_of_other_network
 from lm.training.prepare import Job
 from lm.training.restore import InitialValues, values_to_resume
 
@@ -66,6 +67,8 @@ def values_to_load(job: Job, network: Network) -> InitialValues | None:
     if job.run_dir and job.run_dir.checkpoint:
         return values_to_resume(job.run_dir.checkpoint, network.state_shapes)
     if job.source:
+        if job.source.checkpoint:
+            warn_of_other_network(job.source.checkpoint.manifest.record.config, job.config)
         return initial_values(job.source, job.options, job.corpus.tokenizer, job.functions)
     return None
 

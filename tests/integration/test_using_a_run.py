@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lm.config import Config
+from lm.data.symbols import Bytes
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.inference.saved_model import export
@@ -16,7 +18,7 @@ from lm.inference.trained_run import open_run
 from lm.inference.weights import export_weights
 from tests import fork_server
 from tests.commands import ROOT, environment, run_command, run_module
-from tests.untrained import make_run
+from tests.untrained import make_run, write_run
 from tests.using_a_run import check_commands_agree
 
 PROMPT = "ba ta"
@@ -67,6 +69,15 @@ def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
     result = run_module("lm.generate", "--run", trained, num_ranks=2)
     assert result.returncode == 2 and result.stdout == ""
     assert "this command is a single process: start it without mpirun" in result.stderr
+
+
+def test_line_ends_of_windows_are_a_warning(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), Bytes())
+    command = [*fork_server.python(), "-m", "lm.score", "--run", f"{tmp_path}/run"]
+    for text, count in (("a\r\nb\r\n", 1), ("a\nb\r\n", 0)):
+        result = run_command(command, environment(), 60, input=text)
+        assert result.stderr.count("the lines end in \\r, as in Windows files") == count
+        assert len(result.stdout.splitlines()) == 2
 
 
 def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):

@@ -87,16 +87,27 @@ def test_a_directory_inside_a_run_is_rejected(made, tmp_path):
     shutil.copytree(made[0], copy)
     for place in ("checkpoints/step-00000007", "checkpoints", "checkpoints/step-00000007/new"):
         for resume in (True, False):
-            with pytest.raises(UserError, match=f"inside a run: use --output_dir {copy}$"):
+            with pytest.raises(UserError, match=f"inside the run {copy}: choose another directory"):
                 with open_directory(copy / place, *made[1:], resume):
                     pass
     (tmp_path / "link").symlink_to(copy / "checkpoints/step-00000007")
     for place in ("link", "link/new"):
-        with pytest.raises(UserError, match=f"inside a run: use --output_dir {copy}$"):
+        with pytest.raises(UserError, match=f"inside the run {copy}: choose another directory"):
             with open_directory(tmp_path / place, *made[1:], resume=False):
                 pass
     assert os.listdir(copy / "checkpoints") == ["step-00000007"]
     assert not (copy / "checkpoints/step-00000007/new").exists()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_directory_that_contains_runs_does_not_become_a_run(made, tmp_path, resume):
+    shutil.copytree(made[0], tmp_path / "runs/one")
+    with pytest.raises(UserError, match="contains the run one: choose a new directory, or"):
+        with open_directory(tmp_path / "runs", *made[1:], resume):
+            pass
+    shutil.copy(made[0] / "run.json", tmp_path)  # of a mistake of another user
+    with open_directory(tmp_path / "runs/two", *made[1:], resume) as run_dir:
+        assert run_dir.path == str(tmp_path / "runs/two")
 
 
 def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplog):

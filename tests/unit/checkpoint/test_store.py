@@ -8,10 +8,10 @@ import pytest
 
 from lm.checkpoint import store
 from lm.checkpoint.tensors import whole
-from lm.errors import RunError
+from lm.errors import RunError, UserError
 from lm.record import has_checkpoints
 from tests.commands import run_code
-from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps
+from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 
 
 def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
@@ -116,6 +116,19 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
     assert store.find(str(tmp_path), "best").path.endswith("step-00000002")
     path = str(tmp_path / "checkpoints" / "step-00000004")
     assert store.find(str(tmp_path), path).path == path
+
+
+def test_only_the_best_checkpoint_is_verified(tmp_path, caplog):
+    worst, best, second = (save(tmp_path, i, p) for i, p in [(1, 9.0), (2, 5.0), (3, 7.0)])
+    truncate(worst)
+    assert store.find(str(tmp_path), "best").path == str(best)
+    assert not caplog.text
+    truncate(best)
+    assert store.find(str(tmp_path), "best").path == str(second)
+    assert "skipping a corrupt checkpoint: " in caplog.text
+    truncate(second)
+    with pytest.raises(UserError, match="no checkpoint with a validation perplexity"):
+        store.find(str(tmp_path), "best")
 
 
 def test_a_best_epoch_without_a_checkpoint_is_a_warning(tmp_path, caplog):

@@ -68,7 +68,7 @@ def test_json_is_not_read_as_text(tmp_path, name):
 
 
 def test_a_text_in_utf_16_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="line 1: the text contains NUL: convert UTF-16 to UTF-8"):
+    with pytest.raises(UserError, match="line 1: the file contains NUL: convert UTF-16 to UTF-8"):
         load_corpus(write(tmp_path / "d", train=LINES.encode("utf-16-le")))
 
 

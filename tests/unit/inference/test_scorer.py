@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow.compat.v2 as tf2
+from tensorflow.core.protobuf import saved_model_pb2
 
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
@@ -197,6 +198,9 @@ def test_an_export_scores_short_texts_like_the_run(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=8, init_scale=0.8), Bytes())
     run, texts = open_run(tmp_path / "run"), ["the cat", "a", ""]
     export(run, str(tmp_path / "exported"))
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((tmp_path / "exported/saved_model.pb").read_bytes())
+    assert saved.meta_graphs[0].meta_info_def.stripped_default_attrs
     model = tf2.saved_model.load(str(tmp_path / "exported"))
     rows = [[*text.encode(), *[-1] * (7 - len(text))] for text in texts]
     found = model.signatures["score_ids"](ids=tf2.constant(rows))

@@ -83,6 +83,16 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     assert (run.directory, run.checkpoint.path[-13:]) == (str(tmp_path / "run"), "step-00000007")
 
 
+def test_a_checkpoint_is_found_behind_a_link_and_needs_its_run(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    path = tmp_path / "run/checkpoints/step-00000007"
+    (tmp_path / "best").symlink_to(path)
+    assert open_run(str(tmp_path / "best")).directory == str(tmp_path / "run")
+    shutil.copytree(path, tmp_path / "a/b/copy")
+    with pytest.raises(UserError, match="copy is not inside a run: pass RUN/checkpoints/step-N"):
+        open_run(str(tmp_path / "a/b/copy"))
+
+
 def change_record(run, change):
     content = json.loads((run / "run.json").read_text())
     change(content)
@@ -109,7 +119,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
         ("run.json", "{", "run.json is corrupt: Expecting"),
         ("run.json", "[]", "it must be a JSON object"),
         ("run.json", '{"config": {}}', "run.json is corrupt: .*missing 2 required"),
-        ("vocabulary.txt", None, "cannot read the vocabulary"),
+        ("vocabulary.txt", None, "run has neither vocabulary.txt nor tokenizer/"),
         ("vocabulary.txt", "<eos>\nother\n", "was trained with vocabulary"),
     ],
 )

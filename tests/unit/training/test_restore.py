@@ -21,6 +21,7 @@ from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.initialize import find_source, initial_values
+from lm.training.initialize_run import warn_of_other_network
 from lm.training.restore import BroadcastHook, values_to_resume
 from tests.unit.model.networks import GOOD, OWN_TABLE
 from tests.untrained import make_run, write_run
@@ -155,14 +156,29 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
             load_values(options, tokenizer_of(words[:50]))
 
 
-def test_a_new_vocabulary_needs_the_vocabulary_of_the_checkpoint(other, tmp_path):
-    path, config, words = other
+def test_a_checkpoint_needs_its_run(other, tmp_path):
+    path, *_ = other
     alone = shutil.copytree(path, tmp_path / "step-00000007")
-    with tf.Graph().as_default():
-        build_window_graph(Network(config, 50), Rows(0, 1), "eval")
-        options = RunOptions(init_from=str(alone), new_vocabulary=True)
-        with pytest.raises(UserError, match="step-00000007 is not inside a run: pass RUN/check"):
-            load_values(options, tokenizer_of(words[:50]))
+    with pytest.raises(UserError, match="step-00000007 is not inside a run: pass RUN/check"):
+        find_source(RunOptions(init_from=str(alone)))
+    (tmp_path / "link").symlink_to(path)
+    assert find_source(RunOptions(init_from=f"{tmp_path}/link")).checkpoint.manifest.step == 7
+
+
+@pytest.mark.parametrize("name", ["model", "model.index"])
+def test_a_file_of_a_checkpoint_is_not_taken_for_a_tf1_checkpoint(other, name):
+    path, *_ = other
+    with pytest.raises(UserError, match=f"{name} is a file of a checkpoint .*: pass {path}$"):
+        find_source(RunOptions(init_from=f"{path}/{name}"))
+
+
+def test_settings_that_the_shapes_do_not_show_are_a_warning(other, caplog):
+    _, config, _ = other
+    warn_of_other_network(dataclasses.asdict(config), config)
+    assert not caplog.text
+    changed = dataclasses.replace(config, forget_bias=1.0, learning_rate=0.1)
+    warn_of_other_network(dataclasses.asdict(config), changed)
+    assert caplog.messages == ["--init_from: the earlier run had forget_bias 0.0, now 1.0"]
 
 
 OWN_KERNEL = """
