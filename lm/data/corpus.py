@@ -33,6 +33,9 @@ _TEXT_NAME = re.compile(
     r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|gz|tgz|bz2|xz|zst|zip|tar)",
     re.IGNORECASE,
 )
+_SMALL = 1 << 16  # bytes of a file that is hardly a text, such as a program
+# Names of directories that probably are for PTB, even if they are missing or have subdirectories.
+_PTB_DIRECTORY = re.compile(r"data|.*(ptb|penn).*", re.IGNORECASE)
 _REQUIRED = {"train", "valid"}
 _CONFIG = Config()
 
@@ -128,11 +131,30 @@ def _check_data_path(data_path: str, corpus: str) -> None:
 
 def _texts_in(directory: str) -> list[str]:
     """List the first files that look like texts, token IDs or archives."""
+    return [entry.name for entry in _visible(directory) if _is_text(entry)][:_MAX_NAMES]
+
+
+def _visible(directory: str) -> list[os.DirEntry]:
     try:
-        names = sorted(os.listdir(directory))
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:  # the directory may not exist yet
         return []
-    return [name for name in names if _TEXT_NAME.fullmatch(name)][:_MAX_NAMES]
+    return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _is_text(entry: os.DirEntry) -> bool:
+    """Return whether a file is probably a text. The names of many texts have no ending."""
+    if _TEXT_NAME.fullmatch(entry.name):
+        return True
+    try:
+        return not entry.is_dir() and entry.stat().st_size >= _SMALL
+    except OSError:  # a link to a text whose disk is not mounted
+        return True
+
+
+def _subdirectories(directory: str) -> list[str]:
+    names = [entry.name for entry in _visible(directory) if os.path.isdir(entry)]
+    return [name for name in names if name != "embedded"][:_MAX_NAMES]
 
 
 def _locate(
@@ -270,16 +292,18 @@ def _write_embedded(directory: str) -> None:
 
 def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
     """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
-    if _TEXT_NAME.fullmatch(os.path.basename(data_path)) and not os.path.exists(data_path):
+    name = os.path.basename(os.path.abspath(data_path))
+    is_for_ptb = data_url or _PTB_DIRECTORY.fullmatch(name)
+    if (_TEXT_NAME.fullmatch(name) or not is_for_ptb) and not os.path.exists(data_path):
         raise UserError(
-            f"the text {data_path} does not exist: correct --data_path, or give a directory for PTB"
+            f"{data_path} does not exist: correct --data_path, or create an empty directory for PTB"
         )
     own, ptb = find_splits(data_path), _ptb_in(data_path)
     if not own and len(ptb) == len(SPLITS):
         return "ptb", ptb
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
-    found = _texts_in(data_path)
+    found = _texts_in(data_path) + ([] if is_for_ptb else _subdirectories(data_path))
     # PTB must not complete a text of the user. With an address, PTB is loaded next to other files.
     unpublished = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]

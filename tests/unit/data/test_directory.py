@@ -48,12 +48,30 @@ def test_ptb_is_not_mixed_with_a_text_of_the_user(tmp_path, monkeypatch, names):
     assert sorted(os.listdir(tmp_path)) == names
 
 
-@pytest.mark.parametrize("name", ["my_text.txt", "ids.npy", "corpus.jsonl.gz"])
+@pytest.mark.parametrize("name", ["my_text.txt", "ids.npy", "corpus.jsonl.gz", "text8"])
 def test_ptb_does_not_replace_a_missing_text(tmp_path, monkeypatch, name):
     monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
-    with pytest.raises(UserError, match=f"the text {tmp_path}/{name} does not exist: correct"):
+    with pytest.raises(UserError, match=f"{tmp_path}/{name} does not exist: correct --data_path"):
         load_corpus(str(tmp_path / name))
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda path: path.write_text("a b c " * 20_000),
+        lambda path: path.symlink_to("/disk/that/is/not/mounted"),
+        lambda path: path.mkdir(),
+    ],
+    ids=["large file", "link", "directory"],
+)
+def test_ptb_is_not_downloaded_next_to_a_text_without_ending(tmp_path, monkeypatch, create):
+    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    (tmp_path / "own").mkdir()
+    create(tmp_path / "own/text8")
+    with pytest.raises(UserError, match="own contains text8, but a corpus is either"):
+        load_corpus(str(tmp_path / "own"))
+    assert os.listdir(tmp_path / "own") == ["text8"]
 
 
 def test_a_download_is_announced(tmp_path, monkeypatch, caplog):
@@ -67,8 +85,11 @@ def test_a_download_is_announced(tmp_path, monkeypatch, caplog):
         (tmp_path / "here" / name).touch()
     load_corpus(str(tmp_path / "here"))
     assert message.format(f"{tmp_path}/here does not contain a corpus") in caplog.text
-    load_corpus(str(tmp_path / "nowhere"))
-    assert message.format(f"{tmp_path}/nowhere does not exist") in caplog.text
+    load_corpus(str(tmp_path / "my_ptb"))
+    assert message.format(f"{tmp_path}/my_ptb does not exist") in caplog.text
+    (tmp_path / "data/text8").mkdir(parents=True)  # the default directory has several corpora
+    load_corpus(str(tmp_path / "data"))
+    assert message.format(f"{tmp_path}/data does not contain a corpus") in caplog.text
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive/a.tgz").touch()
     load_corpus(str(tmp_path / "archive"), data_url=str(tmp_path / "archive/a.tgz"))
