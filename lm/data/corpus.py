@@ -255,7 +255,10 @@ def _find_sources(
         return "ids" if sources["train"].reads_ids else kind, data_path, sources
     sources = divide_file(data_path, config.split)
     if missing := sorted(_REQUIRED - sources.keys()):
-        raise UserError(f"{data_path} has no lines for {' and '.join(missing)}; check --split")
+        raise UserError(
+            f"{data_path} has no lines for {' and '.join(missing)}: check --split, or divide a text"
+            " of few lines into train.txt and valid.txt, for example with head -c and tail -c"
+        )
     return "text", os.path.dirname(os.path.abspath(data_path)), sources
 
 

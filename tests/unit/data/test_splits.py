@@ -91,7 +91,7 @@ def test_invalid_percentages_are_one_line(tmp_path, share):
     ("name", "text", "message"),
     [
         ("a.txt", "", "has no lines for train and valid"),
-        ("a.txt", "a\nb", "has no lines for valid; check --split"),
+        ("a.txt", "a\nb", "has no lines for valid: check --split, or divide .* with head -c"),
         ("a.npy", "", r"a.npy has no lines: put train and valid files into a directory"),
     ],
 )
