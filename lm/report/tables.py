@@ -30,6 +30,8 @@ _SPEEDUP_NOTE = (
     "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
     " Efficiency: speedup divided by the number of ranks."
 )
+# The usual metrics of models of characters and of bytes.
+_BITS = {"characters": "bits_per_character", "bytes": "bits_per_byte"}
 _MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
 _MAX_COLUMNS = 12  # columns of a matrix
 
@@ -71,11 +73,11 @@ def headline(section: Section) -> str:
     if "valid_perplexity" not in valid:
         steps = f"{run.name} has trained {run.steps_text} steps."
         return f"No run has validated a whole epoch yet. {steps}"
-    text = f"{run.name} reaches a validation perplexity of {valid['valid_perplexity']:.2f}"
+    text = f"{run.name} reaches a validation perplexity of {_digits(valid['valid_perplexity'])}"
     if "valid_bits_per_byte" in valid:
         text += f" ({_comparable(valid, 'valid', 'bits_per_byte', '.4f')} bits per byte)"
     if "test_perplexity" in run.test:
-        text += f" and a test perplexity of {run.test['test_perplexity']:.2f}"
+        text += f" and a test perplexity of {_digits(run.test['test_perplexity'])}"
     seconds = min(sum(epoch["epoch_seconds"] for epoch in run.epochs), _MAX_SHOWN)
     text += f" after {epochs_text(run.num_epochs)} epochs, in {tqdm.format_interval(seconds)}"
     text += f" on {run.ranks_text}."
@@ -163,22 +165,24 @@ def _seeds(groups: Sequence[Group]) -> Table:
     """Return a table of the configs that several runs with different seeds trained to the end."""
     rows = []
     runs = [run for group in groups for run in group.runs]
+    metric = _bits_metric(runs)
     for group in group_by_config(runs, ignored=["seed"]):
         longest = max(run.step for run in group.runs)
         ended = [run for run in group.runs if run.step == longest or run.ended_early]
         seeds = {run.record.config["seed"]: run for run in ended}
         if len(seeds) > 1:
-            columns = zip(*(final_perplexities(run) for run in seeds.values()))
+            values = ([*final_perplexities(r), *_final_bits(r, metric)] for r in seeds.values())
             epochs = sorted(run.num_epochs for run in seeds.values())
             ends = dict.fromkeys(map(epochs_text, (epochs[0], epochs[-1])))
             rows.append(
-                [group.label, str(len(seeds)), " to ".join(ends), *map(_mean_text, columns)]
+                [group.label, str(len(seeds)), " to ".join(ends), *map(_mean_text, zip(*values))]
             )
     note = (
         "Mean ± standard deviation over seeds. Only the runs with the most steps, and the runs that"
         " --early_stopping_epochs ended, are counted."
     )
-    return Table("Seeds", note, ["config", "seeds", "epochs", "train", "valid", "test"], rows)
+    header = ["config", "seeds", "epochs", "train", "valid", "test", *_bits_header(metric)]
+    return Table("Seeds", note, header, rows)
 
 
 def _mean_text(values: Sequence[float | None]) -> str:
@@ -186,7 +190,8 @@ def _mean_text(values: Sequence[float | None]) -> str:
         return "-"
     with np.errstate(all="ignore"):  # a damaged file may contain any number
         mean, deviation = np.mean(values), np.std(values, ddof=1)
-    return f"{_number(mean, '.2f')} ± {_number(deviation, '.2f')}"
+    form = _form(mean)
+    return f"{_number(mean, form)} ± {_number(deviation, form)}"
 
 
 def build_time_table(section: Section, perplexities: Sequence[float]) -> Table:
@@ -206,22 +211,27 @@ def build_time_table(section: Section, perplexities: Sequence[float]) -> Table:
 
 def _runs(groups: Sequence[Group]) -> Table:
     rows = []
+    metric = _bits_metric([run for group in groups for run in group.runs])
     for group in groups:
         for run in group.runs:
             speedup = group.speedup(run)
             efficiency = speedup and speedup / run.num_ranks
             rows.append([
                 run.name, group.label, run.ranks_text, *_perplexities(run),
+                *map(_digits, _final_bits(run, metric)),
                 _number(run.seconds_per_epoch, ".1f"), _number(run.tokens_per_second, ",.0f"),
                 _number(speedup, ".2f"), _number(efficiency, ".0%"),
             ])  # fmt: skip
     header = [
-        "run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "tokens/s",
-        "speedup", "efficiency",
+        "run", "config", "ranks", "epochs", "train", "valid", "test", *_bits_header(metric),
+        "time/epoch", "tokens/s", "speedup", "efficiency",
     ]  # fmt: skip
+    note = _RUNS_NOTE
+    if metric == _BITS["characters"]:
+        note += " Bits per character are too low if unknown characters became <unk>."
     if len({run.num_ranks for group in groups for run in group.runs}) > 1:
-        return Table("Runs", f"{_RUNS_NOTE} {_SPEEDUP_NOTE}", header, rows)
-    return Table("Runs", _RUNS_NOTE, header[:-2], [row[:-2] for row in rows])
+        return Table("Runs", f"{note} {_SPEEDUP_NOTE}", header, rows)
+    return Table("Runs", note, header[:-2], [row[:-2] for row in rows])
 
 
 def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
@@ -297,8 +307,7 @@ def run_title(run: RunMetrics, *details: str) -> str:
 
 
 def _perplexities(run: RunMetrics) -> list[str]:
-    texts = [_number(value, ".2f") for value in final_perplexities(run)]
-    return [epochs_text(run.num_epochs), *texts]
+    return [epochs_text(run.num_epochs), *map(_digits, final_perplexities(run))]
 
 
 def final_perplexities(run: RunMetrics) -> list[float | None]:
@@ -306,6 +315,32 @@ def final_perplexities(run: RunMetrics) -> list[float | None]:
     epoch = run.tested_epoch
     return [epoch.get("train_perplexity"), epoch.get("valid_perplexity"),
             run.test.get("test_perplexity")]  # fmt: skip
+
+
+def _bits_metric(runs: Sequence[RunMetrics]) -> str | None:
+    """Return the usual metric of the runs of a section if they predict characters or bytes."""
+    metrics = (_BITS.get(run.start.get("tokenizer")) for run in runs)
+    return next(filter(None, metrics), None)
+
+
+def _bits_header(metric: str | None) -> list[str]:
+    unit = (metric or "").removeprefix("bits_per_")
+    return [f"{split} bits/{unit}" for split in ("valid", "test") if metric]
+
+
+def _final_bits(run: RunMetrics, metric: str | None) -> list[float | None]:
+    """Return the metric on valid and test, or nothing without a metric."""
+    events = {"valid": run.tested_epoch, "test": run.test}
+    return [event.get(f"{split}_{metric}") for split, event in events.items() if metric]
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else _number(value, _form(value))
+
+
+def _form(value: float) -> str:
+    """Return the format of a perplexity. The perplexities of characters differ by hundredths."""
+    return ".2f" if value >= 10 else ".4f"
 
 
 def _number(value: float | None, form: str) -> str:

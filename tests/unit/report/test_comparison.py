@@ -20,6 +20,7 @@ from lm.report.tables import (
     build_identity,
     build_tables,
     build_time_table,
+    headline,
     run_title,
 )
 from tests.unit.report.runs import CONFIG, write_record, write_run
@@ -102,6 +103,27 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
     runs.append(append(tmp_path / "stalled", end))
     (seeds,) = (table for table in build_tables(group_by_config(runs)) if table.title == "Seeds")
     assert seeds.rows[0][1:3] == ["4", "1.40 to 1.50"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "unit"), [("characters", "character"), ("bytes", "byte"), ("words", None)]
+)
+def test_models_of_characters_show_their_bits_and_more_digits(tmp_path, tokenizer, unit):
+    runs = [
+        write_run(
+            tmp_path / f"{seed}", config={**CONFIG, "seed": seed}, test=2.5, tokenizer=tokenizer,
+            metrics={"valid_perplexity": 2.61 + seed / 100, f"valid_bits_per_{unit}": 1.384},
+        )
+        for seed in (1, 3)
+    ]  # fmt: skip
+    seeds, each, _ = build_tables(group_by_config(runs))
+    bits = [f"valid bits/{unit}", f"test bits/{unit}"] if unit else []
+    assert seeds.header == ["config", "seeds", "epochs", "train", "valid", "test", *bits]
+    assert seeds.rows[0][3:6] == ["90.00 ± 0.00", "2.6300 ± 0.0141", "2.5000 ± 0.0000"]
+    assert seeds.rows[0][6:] == (["1.3840 ± 0.0000", "-"] if unit else [])
+    assert each.header[4:-2] == ["train", "valid", "test", *bits]
+    assert each.rows[1][4:-2] == ["90.00", "2.6400", "2.5000", *(["1.3840", "-"] if unit else [])]
+    assert "reaches a validation perplexity of 2.6200" in headline(*group_by_corpus(runs))
 
 
 def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(tmp_path):
@@ -191,7 +213,7 @@ def test_perplexities_belong_to_the_tested_epoch(tmp_path):
     worse = {"event": "epoch", "step": 30, "epoch": 3, "epochs": 3.0, "train_perplexity": 1.0,
              "valid_perplexity": 99.0, "tokens_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
     append(tmp_path / "a", worse)
-    for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.00", "99.00"]}.items():
+    for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.0000", "99.00"]}.items():
         test = {"event": "test", "step": 30, "test_perplexity": 50.0, "test_on": test_on}
         run = append(tmp_path / "a", test)
         assert build_tables(group_by_config([run]))[0].rows[0][4:7] == [*expected, "50.00"]
