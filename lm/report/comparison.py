@@ -81,15 +81,17 @@ def group_by_config(runs: Sequence[RunMetrics], ignored: Collection[str] = ()) -
     """Group runs by config, in the order in which the configs first appear.
 
     The labels of configs with the same name contain the fields in which they differ. Runs that
-    differ only in `ignored` fields are in the same group.
+    differ only in `ignored` fields are in the same group, and their label starts with the names of
+    the first and the last run.
     """
     configs: dict[str, dict[str, Any]] = {}
     groups: dict[str, list[RunMetrics]] = {}
     for run in runs:
         config = {name: value for name, value in run.identity.items() if name not in ignored}
         key = json.dumps(config, sort_keys=True)
-        configs[key] = config
         groups.setdefault(key, []).append(run)
+        names = [str(member.identity.get("name", "?")) for member in groups[key]]
+        configs[key] = {**config, "name": " to ".join(dict.fromkeys([names[0], names[-1]]))}
     return [
         Group(label, sorted(members, key=lambda run: run.num_ranks))
         for label, members in zip(_labels(list(configs.values())), groups.values())
@@ -99,13 +101,13 @@ def group_by_config(runs: Sequence[RunMetrics], ignored: Collection[str] = ()) -
 def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for config in configs:
-        namesakes = [other for other in configs if other.get("name") == config.get("name")]
+        namesakes = [other for other in configs if other["name"] == config["name"]]
         details = ", ".join(
             f"{name}={config.get(name)}"
             for name in sorted(set().union(*namesakes))
             if any(other.get(name) != config.get(name) for other in namesakes)
         )
-        name = str(config.get("name", "?"))
+        name = config["name"]
         labels.append(printable(f"{name} ({details})" if details else name))
     return labels
 

@@ -166,7 +166,7 @@ def _seeds(groups: Sequence[Group]) -> Table:
     rows = []
     runs = [run for group in groups for run in group.runs]
     metric = _bits_metric(runs)
-    for group in group_by_config(runs, ignored=["seed"]):
+    for group in group_by_config(runs, ignored=["seed", "name"]):
         longest = max(run.step for run in group.runs)
         ended = [run for run in group.runs if run.step == longest or run.ended_early]
         seeds = {run.record.config["seed"]: run for run in ended}

@@ -105,6 +105,17 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
     assert seeds.rows[0][1:3] == ["4", "1.40 to 1.50"]
 
 
+def test_runs_with_different_seeds_may_have_different_names(tmp_path):
+    configs = [
+        {**CONFIG, "name": f"{name}-{seed}", "seed": seed, "batch_size": batch_size}
+        for name, batch_size in (("a", 20), ("b", 40))
+        for seed in (1, 2)
+    ]
+    runs = [write_run(tmp_path / config["name"], config=config) for config in configs]
+    (seeds,) = (table for table in build_tables(group_by_config(runs)) if table.title == "Seeds")
+    assert [row[:2] for row in seeds.rows] == [["a-1 to a-2", "2"], ["b-1 to b-2", "2"]]
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "unit"), [("characters", "character"), ("bytes", "byte"), ("words", None)]
 )
