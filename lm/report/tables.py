@@ -23,8 +23,10 @@ from lm.report.comparison import (
 from lm.report.metrics import RunMetrics, num_ranks_text
 
 _RUNS_NOTE = (
-    "Perplexities after the last epoch or its trained part, or after the best epoch with --test_on"
-    " best; seconds per full epoch of training, from the speed on the last number of ranks."
+    "Valid and test: the perplexities after the last epoch or its trained part, or after the best"
+    " epoch with --test_on best. Train: the mean during this epoch, with dropout, while the weights"
+    " change and before they are averaged. Time/epoch: seconds per full epoch of training, from the"
+    " speed on the last number of ranks."
 )
 _SPEEDUP_NOTE = (
     "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
