@@ -334,7 +334,8 @@ class Context:
     def output_layer(self, units: int) -> tuple[tf.Variable, tf.Variable]:
         """Return the weights [units, V] and the bias [V] of the built-in output layer.
 
-        `build_losses` can use them for a sampled softmax, and `build_outputs` then predicts words.
+        `build_losses` can use them, and `build_outputs` then predicts words. The gradient of a
+        sampled softmax is dense, because it transposes the weights.
         """
         with (
             tf.variable_scope(

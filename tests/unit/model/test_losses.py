@@ -10,7 +10,7 @@ from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.user.trial_run import check_network
-from tests.unit.model.networks import HEADER, V, train_and_evaluate
+from tests.unit.model.networks import HEADER, V, train_and_evaluate, train_graph
 
 STATELESS = HEADER.replace("def state_shapes", "def unused")
 LOSSES = STATELESS.replace("build_outputs(inputs_TB,", "build_losses(inputs_TB, targets_TB,")
@@ -47,6 +47,23 @@ def test_sampled_losses_are_repeatable_and_checked(load, caplog):
     assert np.isfinite(losses).all() and train_and_evaluate(file) == losses
     check_network(file.config, V, file.functions)
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("weights", "variable", "kind"),
+    [
+        ("tf.get_variable('rows', [11, 4])", "rows", tf.IndexedSlices),
+        ("tf.transpose(w_HV)", "softmax/weights", tf.Tensor),
+    ],
+)
+def test_a_sampled_loss_has_a_sparse_gradient_unless_it_transposes(load, weights, variable, kind):
+    body = FULL + SAMPLED.replace("tf.transpose(w_HV)", weights)
+    file = load(LOSSES + body + RETURN)
+    with tf.Graph().as_default():
+        graph, _ = train_graph(Network(file.config, V, file.functions))
+        (found,) = (v for v in tf.trainable_variables() if v.op.name == variable)
+        (gradient,) = tf.gradients(graph.window.loss, [found])
+        assert isinstance(gradient, kind)
 
 
 @pytest.mark.parametrize(
