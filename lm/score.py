@@ -26,9 +26,10 @@ last lines contain the perplexities with and without unknown words.
 
 By default, texts are independent: the recurrent state is empty at the start of each text. With
 --continuous, the state at the end of a text continues in the next text, as in lm.evaluate with
---eval_batch_size 1. If the network of a config file defines reads_words, each token is predicted
-from the last K tokens, while lm.evaluate reads windows of num_steps tokens separately. The
-perplexity of lm.evaluate is then usually higher.
+--eval_batch_size 1. Each text is divided into tokens separately, so the totals differ from
+lm.evaluate if a subword tokenizer has tokens that contain several line ends. If the network of a
+config file defines reads_words, each token is predicted from the last K tokens, while lm.evaluate
+reads windows of num_steps tokens separately. The perplexity of lm.evaluate is then usually higher.
 
 Several processes can score parts of a large file, each on its own core. Divide an n-best file
 between two lists.
