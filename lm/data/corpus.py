@@ -1,6 +1,7 @@
 """The corpus of a run: found, loaded, and encoded as token IDs."""
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
+from lm.data.symbols import Bytes
 from lm.data.text import Part, sha256_of_text
 from lm.data.tokenizers import Tokenizer, Words
 from lm.data.vocabulary import UNK
@@ -217,7 +219,8 @@ def load_corpus(
                 f"{source.path} is not the published PTB; its perplexity cannot be compared with"
                 " published ones"
             )
-    given = None if tokenizer else config.vocabulary
+    is_inherited = tokenizer is not None
+    given = None if is_inherited else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
     recipe = Recipe(sources, sha256_by_split, config, tokenizer)
     encoded = load_encoded(recipe, directory)
@@ -227,6 +230,8 @@ def load_corpus(
     _log_sizes(kind, data_path, encoded)
     if tokenizer is None:
         _warn_without_unknown(encoded)
+    if not is_inherited:
+        _warn_about_single_line(encoded)
     known_perplexity = load_known_perplexity(directory, sha256_by_split)
     is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
@@ -345,4 +350,17 @@ def _warn_without_unknown(encoded: EncodedCorpus) -> None:
             logger.warning(
                 f"{UNK} never occurs in train, so the model cannot learn its probability: add"
                 " --min_count 2"
+            )
+
+
+def _warn_about_single_line(encoded: EncodedCorpus) -> None:
+    tokenizer = encoded.tokenizer
+    if isinstance(tokenizer, (Words, Bytes)):  # subwords are not scored up to `eos_id`
+        blocks = _blocks(encoded.ids["train"])
+        counts = (np.count_nonzero(block == tokenizer.eos_id) for block in blocks)
+        # `words` adds a line end to a text without line ends.
+        if all(count <= 1 for count in itertools.accumulate(counts)):
+            logger.warning(
+                "train is a single line, so the model cannot learn the probability of line ends,"
+                " which lm.score and --lines include: use lm.evaluate without --lines"
             )

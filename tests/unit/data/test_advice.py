@@ -32,6 +32,22 @@ def test_a_suspicious_text_is_one_line_of_advice(tmp_path, caplog, texts, advice
     assert advice is None or advice in caplog.text
 
 
+@pytest.mark.parametrize("tokenizer", ["words", "characters", "bytes"])
+@pytest.mark.parametrize("num_line_ends", [0, 1, 2])
+def test_a_model_of_a_single_line_cannot_score_line_ends(
+    tmp_path, caplog, tokenizer, num_line_ends
+):
+    caplog.set_level(logging.WARNING, "lm")
+    train = LINES.replace("\n", " ") + "\n" * num_line_ends
+    data_path = write(tmp_path / "d", train=train, valid=LINES, test=LINES)
+    corpus = load_corpus(data_path, Config(tokenizer=tokenizer))
+    advice = "train is a single line, so the model cannot learn the probability of line ends"
+    assert (advice in caplog.text) == (num_line_ends < 2)
+    caplog.clear()
+    load_corpus(data_path, tokenizer=corpus.tokenizer)  # as an evaluation does
+    assert not caplog.text
+
+
 def test_advice_about_a_given_vocabulary_names_its_file(tmp_path, caplog):
     """Flags that limit the vocabulary would be rejected."""
     caplog.set_level(logging.WARNING, "lm")
