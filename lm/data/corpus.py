@@ -38,6 +38,7 @@ _TEXT_NAME = re.compile(
 _SMALL = 1 << 16  # bytes of a file that is hardly a text, such as a program
 # Names of directories that probably are for PTB, even if they are missing or have subdirectories.
 _PTB_DIRECTORY = re.compile(r"data|.*(ptb|penn).*", re.IGNORECASE)
+_MANY_WORDS = 400_000  # WikiText-103 has 268,000
 _REQUIRED = {"train", "valid"}
 _CONFIG = Config()
 
@@ -79,6 +80,12 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
         )
     if config.cutoffs:
         _warn_if_unsorted(corpus, config.cutoffs[0])
+    elif len(corpus.tokenizer) > _MANY_WORDS and corpus.record.kind == "text":
+        logger.warning(
+            f"the vocabulary has {len(corpus.tokenizer):,} words, and the memory and time of a"
+            " step grow with this number: consider --vocab_size 50000, --min_count 3, or"
+            " --adaptive_softmax_cutoffs 2000,20000,100000"
+        )
     return corpus
 
 

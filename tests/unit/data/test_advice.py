@@ -74,6 +74,14 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
         assert caplog.text.count("would cover 100%: sort the vocabulary") == num_warnings
 
 
+@pytest.mark.parametrize("cutoffs", ["", "5"])
+def test_a_vocabulary_that_needs_much_memory_is_a_warning(tmp_path, caplog, cutoffs):
+    text = "".join(f"{number:x}\n" for number in range(400_000))
+    options = RunOptions(data_path=write(tmp_path / "d", train=text))
+    load_corpus_to_train(Config(adaptive_softmax_cutoffs=cutoffs), options)
+    assert ("the vocabulary has 400,00" in caplog.text) == (not cutoffs)
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.json.gz", "train/part-0.jsonl"])
 def test_json_is_not_read_as_text(tmp_path, name):
     (tmp_path / "train").mkdir()
