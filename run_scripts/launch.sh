@@ -61,6 +61,7 @@ run_mpirun() {
     # An empty value hides the GPUs of all hosts. A scheduler gives each host its own value.
     [[ -z ${CUDA_VISIBLE_DEVICES+set} || (-n $job && -n $CUDA_VISIBLE_DEVICES) ]] || options+=(-x CUDA_VISIBLE_DEVICES)
     [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
+    unset "${per_task[@]}"
     # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
     run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} "$@"
 }

@@ -2,6 +2,7 @@
 
 The code exports the defaults of Open MPI, and sets the following variables:
 
+  per_task        names of Slurm's variables that mpirun must not inherit
   pass_on         options that pass environment variables to other hosts
   HOSTS           hosts of the scheduler's allocation, unless the user selected hosts
   threads         cores of each rank in the allocation, or nothing
@@ -41,6 +42,7 @@ def _shell_code() -> list[str]:
     return [
         *(f"export {name}={shlex.quote(value)}" for name, value in changed.items()),
         *(f"{name}={shlex.quote(str(value))}" for name, value in variables.items()),
+        f"per_task=({shlex.join(launch.PER_TASK)})",
         f"pass_on=({shlex.join(launch.passed_variables())})",
     ]
 

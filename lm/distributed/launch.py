@@ -33,6 +33,9 @@ _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # With these variables of a launcher of this process, new ranks would join the job of this process.
 _FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
+# Under Slurm, mpirun starts one daemon per host with srun. With these variables, all ranks of the
+# host would share the cores and GPUs of a single task.
+PER_TASK = ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # In the order of their dependencies.
 _OPEN_MPI = ("libopen-pal.so.40", "libopen-rte.so.40", "libmpi.so.40")
@@ -165,7 +168,8 @@ def mpirun_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, and with this project's defaults."""
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
     defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
-    given = {name: v for name, v in os.environ.items() if not name.startswith(_FROM_LAUNCHER)}
+    removed = (*_FROM_LAUNCHER, *PER_TASK)
+    given = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
     given |= _library_path()
     return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
 

@@ -139,6 +139,16 @@ def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
     assert said in result.stderr
 
 
+def test_mpirun_does_not_limit_each_node_to_the_cores_of_one_task(launch):
+    env = {"SRUN_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", "SLURM_CPUS_PER_TASK": "3"}
+    said = launch("train_slurm.sbatch", 'env; echo "$@"', **env, **SLURM).stdout
+    assert [line for line in said.splitlines() if "PER_TASK" in line] == ["SLURM_CPUS_PER_TASK=3"]
+    assert " --intra_op_threads 3 " in said
+    # srun itself needs them to give each task its own cores and GPUs.
+    srun = launch("train_slurm.sbatch", others={"srun": "env"}, LAUNCHER="srun", **env, **SLURM)
+    assert "\nSLURM_TRES_PER_TASK=cpu=3\n" in srun.stdout
+
+
 def test_srun_uses_interface_and_config_and_rejects_place(launch):
     srun = 'echo "$@ $OMPI_MCA_btl_tcp_if_include $NCCL_SOCKET_IFNAME"'
     env = {"LAUNCHER": "srun", "INTERFACE": "eth1", "CONFIG": "config_test", **SLURM}

@@ -97,6 +97,13 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
     assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.mpirun_environment()
 
 
+def test_slurms_limits_of_one_task_do_not_reach_the_daemons_of_mpirun(monkeypatch):
+    for name in ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK"):
+        monkeypatch.setenv(name, "3")
+    found = launch.mpirun_environment()
+    assert [name for name in found if "PER_TASK" in name] == ["SLURM_CPUS_PER_TASK"]
+
+
 def test_a_job_on_several_hosts_is_not_limited_to_this_host(monkeypatch, tmp_path):
     """In a container, a scheduler's job has neither the scheduler's programs nor ssh."""
     monkeypatch.setenv("PATH", str(tmp_path))
