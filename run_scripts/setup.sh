@@ -8,7 +8,7 @@
 #   VENV=/scratch/me/venv run_scripts/setup.sh       a different directory than .venv, even of a checkout that you
 #                                                    cannot write to. Set VENV for the other scripts too.
 #
-# Needs: Python 3.10 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
+# Needs: Python 3.10 to 3.13 with venv, g++ 9 or later. For GPUs see docs/gpu.md.
 # Environment, with defaults in parentheses:
 #   VENV                 directory of the virtual environment (.venv in the project's directory)
 #   PYTHON               interpreter (python3, python3.13, ...)
@@ -112,6 +112,11 @@ install() { try_install "$@" || die "pip could not install $* (its message is ab
 if [[ ! -e $venv ]]; then
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
+    # GCC has the function of lm/kernels that this probe calls since version 9.
+    "${CXX:-g++}" -x c++ -fsyntax-only - 2>/dev/null \
+        <<<'typedef int I __attribute__((vector_size(16))); I f(I x) { return __builtin_convertvector(x, I); }' ||
+        die "${CXX:-g++} is not g++ 9 or later, or does not work: set CXX to a newer compiler (RHEL, Rocky, Alma 8:" \
+            "dnf install gcc-toolset-12, then CXX=/opt/rh/gcc-toolset-12/root/usr/bin/g++)"
     [[ $USE_GPU == 0 ]] || need_cuda
     [[ -z $host_mpi || $mpi != openmpi ]] || say "$(command -v mpirun) is not Open MPI 4: installing Open MPI 4" >&2
     say "installing $tensorflow $tensorflow_version into $venv (Python ${python#* }, about a minute)"
@@ -192,10 +197,10 @@ kernels_log=$venv/kernels-build.log
 libraries=lm/kernels/_build
 [[ -w lm/kernels || ! -w $venv ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py
 if [[ ! -w $venv ]]; then # only the owner of a shared installation compiles
-    [[ -f $venv/.done-kernels ]] || say "warning: lm/kernels is not compiled; training will be slower" >&2
+    [[ -f $venv/.done-kernels ]] || say "warning: lm/kernels is not compiled; training will be slower and not exact" >&2
 elif ! finished kernels "$kernels" || [[ ! -d $libraries ]]; then
     say "compiling lm/kernels (about a minute, unless it is in the cache)"
     build_kernels 2>"$kernels_log" && finish kernels "$kernels" ||
-        say "warning: lm/kernels did not compile (see $kernels_log); training will be slower" >&2
+        say "warning: lm/kernels did not compile (see $kernels_log); training will be slower and not exact" >&2
     grep '^warning: ' "$kernels_log" >&2 || true
 fi

@@ -73,6 +73,7 @@ HAS_CUDA = shutil.which("nvcc", path="/usr/local/cuda/bin") is not None
     "arguments, environment, tools, message",
     [
         ([], {}, {}, NO_COMPILER),
+        ([], {}, {"g++": "exit 1"}, "g++ is not g++ 9 or later, or does not work: set CXX"),
         (["--devel"], {}, {}, "usage:"),
         ([], {"PYTHON": "/no/such/python"}, {}, "no suitable Python (PYTHON=/no/such/python)"),
         ([], {"USE_GPU": "1", "CUDA_HOME": "/etc"}, {}, "CUDA_HOME has no bin/nvcc (/etc)"),
@@ -84,7 +85,7 @@ HAS_CUDA = shutil.which("nvcc", path="/usr/local/cuda/bin") is not None
     ],
 )  # fmt: skip
 def test_an_unsuitable_host_is_one_line(project, host, arguments, environment, tools, message):
-    for name, script in {**tools, **({"g++": ":"} if "USE_GPU" in environment else {})}.items():
+    for name, script in {**({"g++": ":"} if "USE_GPU" in environment else {}), **tools}.items():
         add_tool(host, name, script)
     result = run_setup(project, host, *arguments, **{"PYTHON": REAL_PYTHON, **environment})
     assert_refused(result, message)
