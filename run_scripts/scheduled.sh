@@ -21,7 +21,7 @@ requeues=runs/.$job.requeues # has a line from `checkpoints` for each time that 
 run_scheduled() { # COMMAND ARGUMENTS...
     local code=0 line words=()
     if [[ -n $job_index && -n ${FLAGS_FILE:-} ]]; then
-        line=$(sed -n "${job_index}p" "$FLAGS_FILE") || exit 2
+        line=$(sed -n "${job_index}{s/\r\$//;p}" "$FLAGS_FILE") || exit 2
         [[ -n $line ]] || fail "$FLAGS_FILE has no line $job_index"
         line=$(xargs printf '%s\n' <<<"$line" 2>/dev/null) ||
             fail "$FLAGS_FILE, line $job_index: unmatched quote"

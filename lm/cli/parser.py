@@ -128,6 +128,12 @@ def parse(
     Raises:
       InfoRequested: For `--help`, `--version` and `--print_config`.
     """
+    for word in argv:
+        if word.endswith("\r"):
+            raise UserError(
+                f"{word!r} ends in a carriage return, because the file that contains this command"
+                " has Windows line ends: run sed -i 's/\\r$//' FILE"
+            )
     file = _load_config_file(argv) if Config in option_classes else None
     # Libraries define dozens of flags in absl's global FLAGS.
     flags, fields = absl_flags.FlagValues(), {}

@@ -139,6 +139,12 @@ def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
     assert said in result.stderr
 
 
+def test_a_file_of_flags_may_have_windows_line_ends(launch, tmp_path):
+    (tmp_path / "flags").write_bytes(b"--seed 1\r\n--seed 2\r\n")
+    job = {"FLAGS_FILE": "flags", "SLURM_ARRAY_TASK_ID": "1", **SLURM}
+    assert launch("train_slurm.sbatch", 'echo "$@" .', **job).stdout.endswith(" --seed 1 .\n")
+
+
 def test_mpirun_does_not_limit_each_node_to_the_cores_of_one_task(launch):
     env = {"SRUN_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", "SLURM_CPUS_PER_TASK": "3"}
     said = launch("train_slurm.sbatch", 'env; echo "$@"', **env, **SLURM).stdout

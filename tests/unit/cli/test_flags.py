@@ -45,6 +45,13 @@ def test_positional_arguments_and_missing_flags_are_errors():
         parse(["x", "--run="], "", RunChoice)
 
 
+def test_windows_line_ends_of_a_script_are_an_error_with_a_fix():
+    with pytest.raises(
+        UserError, match=r"^'a.txt\\r' ends in a carriage return.* sed -i 's/\\r\$//' FILE$"
+    ):
+        parse(["x", "--input", "a.txt\r"], "", Options)
+
+
 def test_version_lists_the_project_and_its_libraries():
     expected = rf"^lm {lm.__version__}\n(.*\n)*numpy \d"
     with pytest.raises(InfoRequested, match=expected):
