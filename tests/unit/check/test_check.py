@@ -20,7 +20,7 @@ def test_invalid_hosts_are_errors(hosts, message):
 @pytest.mark.parametrize(
     "script, message",
     [
-        ("exec sleep 1000", "mpirun ran over 1 s .no message.: each host must accept"),
+        ("exec sleep 1000", "mpirun ran over 1 s .no message.: if the file system is slow, run"),
         ("echo $* | grep -o np.3 >&2; exit 3", "ended with exit code 3 .np 3.: each host must"),
     ],
 )
@@ -31,6 +31,15 @@ def test_failed_launch_is_reported_in_bounded_time(script, message, tmp_path, mo
     monkeypatch.setattr(command, "TIMEOUT_SECONDS", 1)
     with pytest.raises(RunError, match=message):
         command.start_ranks(command.CheckOptions(hosts="host1:2,host2"))
+
+
+def test_many_ranks_have_more_time_to_start(tmp_path, monkeypatch):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(command, "TIMEOUT_SECONDS", 0.5)
+    with pytest.raises(RunError, match="ran over 2 s"):
+        command.start_ranks(command.CheckOptions(hosts="host1:96,host2:96"))
 
 
 def test_results_show_a_status_and_a_fix():
