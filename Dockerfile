@@ -4,15 +4,18 @@
 #   docker build -t lm .
 #   docker build -t lm --build-arg BASE=registry.example.org/debian:bookworm-slim .     a mirror of your site
 #
-# BASE is a Debian or Ubuntu with Python 3.10 to 3.13. The other arguments are settings of pip.
+# BASE is a Debian or Ubuntu with Python 3.10 to 3.13. USE_GPU=1 creates an image for GPUs. The other
+# arguments are settings of pip.
 ARG BASE=debian:bookworm-slim
 
 FROM $BASE AS build
-ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
+ARG USE_GPU PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT
 ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-venv
 COPY . /opt/lm
 ENV VENV=/opt/venv
+# If the checkout was created with the umask 077, only its owner can read it.
+RUN chmod -R a+rX /opt/lm
 # Only the setup needs the build tools.
 RUN /opt/lm/run_scripts/setup.sh && $VENV/bin/pip uninstall --quiet --yes cmake ninja && rm -r $VENV/wheels
 

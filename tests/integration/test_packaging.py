@@ -1,7 +1,8 @@
-"""The wheel: everything that a run needs outside of the project's directory."""
+"""The wheel, which contains everything that a run needs, and the recipes of images."""
 
 import configparser
 import os
+import re
 import sys
 import zipfile
 
@@ -39,3 +40,14 @@ def test_a_wheel_has_the_configs_the_sources_and_working_commands(tmp_path):
     targets = commands["console_scripts"].values()
     result = run_code(CHECK, site, *targets, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+
+
+def test_both_images_pass_the_same_settings_to_the_setup():
+    build, _ = (ROOT / "Dockerfile").read_text().split("\nFROM $BASE\n")
+    settings = re.search(r"^ARG (USE_GPU .*)", build, re.MULTILINE)[1].split()
+    recipe = (ROOT / "apptainer.def").read_text()
+    assert re.findall(r"^    ([A-Z_]+)=$", recipe, re.MULTILINE) == settings
+    for name in settings:  # an argument that is not exported has no effect
+        assert f" {name}='{{{{ {name} }}}}'" in recipe
+    for text in (build, recipe):  # other users can read the files of a checkout with umask 077
+        assert text.index("chmod -R a+rX /opt/lm") < text.index("run_scripts/setup.sh")
