@@ -20,3 +20,5 @@ for event in map(json.loads, sys.stdin):
     else:
         numbers = {name: v for name, v in event.items() if isinstance(v, (int, float))}
         mlflow.log_metrics(numbers, step=event["step"])
+if mlflow.active_run():  # without an "end" event, the job was killed
+    mlflow.end_run("KILLED")

@@ -17,3 +17,5 @@ for event in map(json.loads, sys.stdin):
     else:
         numbers = {name: v for name, v in event.items() if isinstance(v, (int, float))}
         wandb.log(numbers, step=event["step"])
+if wandb.run:  # without an "end" event, the job was killed
+    wandb.finish(exit_code=1)

@@ -3,6 +3,9 @@
 import contextlib
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -13,6 +16,7 @@ from lm.errors import RunError, Stopped
 from lm.events.logs import LogFiles
 from lm.events.observer import Observer
 from lm.events.reporter import Heartbeat, Progress, Reporter
+from tests.commands import ROOT
 
 
 def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
@@ -42,6 +46,46 @@ def test_an_observer_receives_all_events(tmp_path, command):
         reporter.event("step", step=1, loss=math.inf)
     received = (tmp_path / "observer.txt").read_bytes()
     assert received == (tmp_path / "metrics.jsonl").read_bytes() and b'"end"' in received
+
+
+# Replaces the packages mlflow and wandb, which the tests do not install, and prints their ends.
+PACKAGE = """
+run = None
+
+def start_run(**_):
+    global run
+    run = object()
+
+def end_run(status=None, exit_code=None):
+    global run
+    run = None
+    print(status, exit_code)
+
+init, finish, active_run = start_run, end_run, lambda: run
+set_tracking_uri = log_params = set_tags = log_metrics = log = lambda *_, **options: None
+"""
+
+
+@pytest.mark.parametrize(
+    "package, ends",
+    [
+        ("mlflow", {"finished": "FINISHED None", "failed": "FAILED None", None: "KILLED None"}),
+        ("wandb", {"finished": "None 0", "failed": "None 1", None: "None 1"}),
+    ],
+)
+def test_the_observers_in_the_documents_report_the_end_of_the_job(tmp_path, package, ends):
+    (tmp_path / f"{package}.py").write_text(PACKAGE)
+    (tmp_path / "run.json").write_text('{"config": {}, "provenance": {}}')
+    for outcome, end in ends.items():
+        events = [{"event": "start", "output_dir": str(tmp_path)}, {"event": "step", "step": 1}]
+        if outcome:  # a job that is killed writes no "end" event
+            events.append({"event": "end", "outcome": outcome})
+        result = subprocess.run(
+            [sys.executable, ROOT / f"docs/{package}_observer.py"],
+            input="".join(json.dumps(event) + "\n" for event in events), text=True, check=True,
+            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=30,
+        )  # fmt: skip
+        assert result.stdout == f"{end}\n"
 
 
 @pytest.mark.parametrize(
