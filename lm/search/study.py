@@ -11,6 +11,7 @@ import pathlib
 import sqlite3
 import uuid
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -181,9 +182,10 @@ def _storage(directory: str) -> optuna.storages.RDBStorage:
 def _sampler(number: int, options: SearchOptions, space: Space) -> samplers.BaseSampler:
     """Return the sampler of a trial.
 
-    Each trial has its own seed, so that a resumed search chooses the same values.
+    Each trial has its own seed, so that a resumed search chooses the same values. A sum of both
+    numbers would give trials of different searches the same seed.
     """
-    seed = options.search_seed + number
+    seed = zlib.crc32(f"{options.search_seed} {number}".encode())
     if options.sampler == "grid":
         values = combinations(space, number + 1)[-1]
         return samplers.PartialFixedSampler(values, samplers.RandomSampler())

@@ -139,6 +139,18 @@ def test_a_resumed_search_tries_the_same_values(search, sampler):
     assert whole == resumed and len({str(params) for params in whole}) >= 6
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_searches_with_different_seeds_try_different_values(search, sampler):
+    tried = []
+    for seed in (1, 2):
+        search.directory = search.directory.with_name(f"seed{seed}")
+        words = ["--space=learning_rate=1:8", f"--sampler={sampler}", f"--search_seed={seed}"]
+        with contextlib.ExitStack() as stack:
+            found = open_search(*parse_search(search.command(*words)), stack)
+            tried.append({found.ask().params["learning_rate"] for _ in range(6)})
+    assert [len(rates) for rates in tried] == [6, 6] and not tried[0] & tried[1]
+
+
 def test_a_lost_storage_is_one_line(search):
     lost = r"cannot use the study \(.*\); the running trials are saved"
     with pytest.raises(RunError, match=lost):
