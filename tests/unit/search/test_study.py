@@ -151,6 +151,26 @@ def test_searches_with_different_seeds_try_different_values(search, sampler):
     assert [len(rates) for rates in tried] == [6, 6] and not tried[0] & tried[1]
 
 
+@pytest.mark.parametrize(
+    "space, flags, warning",
+    [
+        ("seed=1|2", [], "pruning keeps only the better seeds"),
+        ("seed=1|2", ["--pruner=none"], None),
+        ("hidden_size=8|9, num_layers=1:2", ["--sampler=tpe", "--trials=5"], "only 4 combinations"),
+        ("hidden_size=8|9, num_layers=1:2", ["--sampler=tpe", "--trials=4"], None),
+        ("hidden_size=8|9, keep_prob=0.5:1", ["--sampler=random", "--trials=5"], None),
+        ("hidden_size=8|9, num_layers=1|2", ["--trials=3"], "has 4 combinations"),
+        ("hidden_size=8|9, num_layers=1|2", ["--trials=5"], None),
+    ],
+)
+def test_a_misleading_search_has_a_warning(search, caplog, space, flags, warning):
+    with contextlib.ExitStack() as stack:
+        open_search(*parse_search(search.command(f"--space={space}", *flags)), stack)
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(messages) == (warning is not None)
+    assert warning is None or warning in messages[0]
+
+
 def test_a_lost_storage_is_one_line(search):
     lost = r"cannot use the study \(.*\); the running trials are saved"
     with pytest.raises(RunError, match=lost):
