@@ -60,9 +60,10 @@ def write_best(search: Search) -> str:
 
 
 def best_command(directory: str, settings: Settings) -> str:
-    """Return the command that trains best.py."""
+    """Return the command that trains best.py, and reports its best epoch as the search does."""
     options = settings.without_secrets().given(RunOptions)
     options.pop("max_steps", None)  # limits only the trials
+    options["test_on"] = "best"
     path = os.path.join(directory, BEST_FILE)
     return shlex.join(["python", "-m", "lm.train", "--config", path, *as_flags(options)])
 

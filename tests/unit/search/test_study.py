@@ -212,7 +212,8 @@ def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name, line_e
     source = (directory / "best.py").read_text()
     command = shlex.split(re.search("# (python .*)", source).group(1))
     shown = str(directory).replace(line_end, ascii(line_end)[1:-1])
-    assert command[3:] == ["--config", f"{shown}/best.py", f"--data_path={shown}"]
+    flags = ["--config", f"{shown}/best.py", f"--data_path={shown}", "--test_on=best"]
+    assert command[3:] == flags
 
 
 def test_only_secrets_are_not_saved(search):
