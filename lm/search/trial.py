@@ -138,11 +138,13 @@ class TrialJob:
         """Return the outcome of the job after its end.
 
         A run reports its outcome in the last event of metrics.jsonl. A job that fails before its
-        run starts writes no event, but it may print an error.
+        run starts writes no event, but it may print an error. If the run is already finished, the
+        job writes no event and succeeds.
         """
         events, exit_code = self._events()[self._num_earlier_events :], self._process.poll()
         end = events[-1] if events else {}
-        if end.get("outcome") == "finished" and self.validations():
+        is_finished = end.get("outcome") == "finished" or exit_code == 0
+        if is_finished and self.validations():
             return Outcome("finished")
         reason = end.get("reason") if end.get("outcome") == "failed" else self._last_error()
         if self._asked_to_stop and not reason:

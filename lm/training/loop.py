@@ -75,8 +75,7 @@ class Loop:
             self._run_epochs()
             self.checkpointer.finish()
             is_saved = True
-            has_test = self.job.options.test_on != "none" and self.job.corpus.test is not None
-            if self.job.options.eval and has_test:
+            if self.job.test_on != "none":
                 self._test()
         except Interrupted as interruption:
             if not is_saved:

@@ -36,6 +36,12 @@ class Job:
     output_dir: str  # the path of the run directory, which other hosts may not see
     source: Source | None = None  # the checkpoint of --init_from; None except on rank 0
 
+    @property
+    def test_on(self) -> str:
+        """The weights to test: "last", "best" or "none"."""
+        has_test = self.options.eval and self.corpus.test is not None
+        return self.options.test_on if has_test else "none"
+
 
 def prepare(
     config: Config,

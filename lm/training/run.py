@@ -33,6 +33,7 @@ from lm.training.start import (
     initial_progress,
     open_files,
     report_start,
+    results_if_finished,
     values_to_load,
 )
 from lm.training.step import build_train_graph, divide_rows
@@ -77,12 +78,13 @@ def train(
 
 
 def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dict[str, Any]:
-    comm = job.comm
+    comm, progress = job.comm, initial_progress(job)
+    if (results := results_if_finished(job, progress)) is not None:
+        return results
     with supervisor.preparing("the building of the graph"), on_all_ranks(comm):
         graphs = _build_graphs(job)
     with supervisor.preparing("the check of the network"), on_all_ranks(comm):
         check_network(job)
-    progress = initial_progress(job)
     stack.enter_context(supervisor.exchange("the training"))
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):

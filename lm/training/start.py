@@ -12,17 +12,18 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
-from lm.distributed.agreement import by_rank, on_all_ranks
+from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
 from lm.distributed.devices import session_config
 from lm.distributed.horovod import horovod_version
 from lm.distributed.placement import core_ranges
 from lm.errors import UserError
 from lm.events.logs import LogFiles
-from lm.events.read import drop_events_after
+from lm.events.read import Event, drop_events_after, iterate_events
 from lm.events.reporter import Reporter
 from lm.gemm_peak import flops_per_token, load_peak
 from lm.model.network import Network
 from lm.record import LOG_FILE, from_json
+from lm.schedule import has_stalled, planned_steps
 from lm.training.exactness import Exactness
 from lm.training.initialize import initial_values
 from lm.training.initialize_run import warn_of_other_network
@@ -60,6 +61,35 @@ def initial_progress(job: Job) -> TrainProgress:
         progress.averages_from = 0
     # Only rank 0 reads checkpoints: the other hosts may not see its disk.
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
+
+
+def results_if_finished(job: Job, progress: TrainProgress) -> dict[str, Any] | None:
+    """Return the recorded test results if the run has finished, or None if work is left to do.
+
+    The results are empty if the run was not tested.
+    """
+    config, options, total = job.config, job.options, job.batches.steps_per_epoch
+    perplexities = progress.epoch_perplexities(total)
+    has_ended = has_stalled(perplexities, options.early_stopping_epochs)
+    if progress.step < planned_steps(config, total, options.max_steps) and not has_ended:
+        return None
+    results = from_rank_0(job.comm, lambda: _results_if_tested(job))
+    if results is not None:
+        logger.info("%s is already finished, at step %d", job.output_dir, progress.step)
+    return results
+
+
+def _results_if_tested(job: Job) -> dict[str, Any] | None:
+    """Return the last test results, unless the last job did not finish or did not run this test."""
+    test: Event = {}
+    last: Event = {}
+    with contextlib.suppress(FileNotFoundError):
+        for last in iterate_events(job.output_dir, {}):
+            if last["event"] == "test":
+                test = last
+    if last.get("outcome") != "finished" or job.test_on not in ("none", test.get("test_on")):
+        return None
+    return {name: value for name, value in test.items() if name not in ("event", "step")}
 
 
 def values_to_load(job: Job, network: Network) -> InitialValues | None:

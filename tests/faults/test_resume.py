@@ -44,6 +44,28 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     assert [event["step"] for event in events(killed, "validation")] == [50, 100, 150]
 
 
+def test_a_finished_run_is_only_repeated_as_far_as_necessary(tmp_path, corpora):
+    def train(*more):
+        return train_here(tmp_path / "run", *flags, "--resume", *more)
+
+    def files():
+        paths = (tmp_path / "run").rglob("*")
+        return {path: path.read_bytes() for path in paths if path.is_file()}
+
+    flags = (*config_flags(corpora), *FLAGS, "--on_event", f"echo start >>{tmp_path}/observer")
+    train("--max_steps", 8)
+    before = files()
+    for more in ((), ("--noeval",), ("--test_on", "none")):
+        train("--max_steps", 8, *more)
+        assert files() == before
+    assert (tmp_path / "observer").read_text() == "start\n"
+    train("--max_steps", 8, "--test_on", "best")
+    train("--max_steps", 9)
+    (tested,), (*_, epoch) = (events(tmp_path / "run", kind) for kind in ("test", "epoch"))
+    assert tested["test_on"] == "last" and tested["step"] == epoch["step"] == 9
+    assert len(events(tmp_path / "run", "start")) == 3
+
+
 @pytest.fixture
 def text(corpora, tmp_path):
     """A directory with a text of 20,000 tokens."""

@@ -137,6 +137,8 @@ def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
         ("kill -9 $$", 3, "exit code -9; see the trial's console.txt"),
         ("exit 0", 3, "exit code 0; see the trial's console.txt"),
         ("(($(wc -l <starts) > 1)) || fail once", 2, None),
+        # The second job finds a finished run.
+        ("(($(wc -l <starts) == 1)) || exit 0; epoch 1; epoch 2; kill -9 $$", 2, None),
     ],
 )
 def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts, reason):
