@@ -223,8 +223,9 @@ class _Columns:
 
 
 def find_runs(directory: str) -> list[str]:
-    """Return the directory of a run, or the runs in a directory and in its subdirectories."""
-    places = (os.path.join(glob.escape(directory), *["*"] * depth, RUN_FILE) for depth in (1, 2))
+    """Return the directory of a run, or the runs up to three levels below a directory."""
+    levels = [["*"] * depth for depth in (1, 2, 3)]
+    places = (os.path.join(glob.escape(directory), *level, RUN_FILE) for level in levels)
     files = sorted(file for place in places for file in glob.glob(place))
     is_run = os.path.exists(os.path.join(directory, RUN_FILE))
     return [directory] if is_run or not files else [os.path.dirname(file) for file in files]

@@ -14,7 +14,7 @@ from lm.report.comparison import (
     group_by_config,
     group_by_corpus,
 )
-from lm.report.metrics import read_run
+from lm.report.metrics import find_runs, read_run
 from lm.report.tables import (
     build_differences,
     build_identity,
@@ -31,6 +31,14 @@ def append(run_dir, *events):
     with open(run_dir / "metrics.jsonl", "a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
     return read_run(str(run_dir))
+
+
+def test_runs_are_found_three_levels_below_a_directory(tmp_path):
+    names = ["a", "ab/c", "search/trials/0001"]
+    for name in names:
+        write_run(tmp_path / name)
+    assert find_runs(str(tmp_path)) == [str(tmp_path / name) for name in names]
+    assert find_runs(str(tmp_path / "a")) == [str(tmp_path / "a")]
 
 
 def test_runs_with_different_networks_have_different_configs(tmp_path):
