@@ -5,7 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 [[ $PATH == "$venv/bin":* ]] || export PATH=$venv/bin:$PATH
 
 script=${0##*/}
-fail() { echo "${script%.*}: $*" >&2; exit 2; } # for user mistakes
+say() { echo "$*" >&2 || true; } # a log on a full disk must not end the script
+fail() { say "${script%.*}: $*"; exit 2; } # for user mistakes
 
 # Bash arithmetic would interpret a word as the name of a variable.
 whole_number() { # NAME VALUE

@@ -24,8 +24,8 @@ interrupt_job() {
         signal_job KILL -
     else
         stopped_by=130
-        echo "${0##*/}: stopping; Ctrl-C again ends the job without saving" >&2
         signal_job "$stop_signal"
+        echo "${0##*/}: stopping; Ctrl-C again ends the job without saving" >&2 || true # a full disk
     fi
 }
 

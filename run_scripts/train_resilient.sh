@@ -60,7 +60,7 @@ while true; do
     had=${before:-$had}
     if [[ -n $had && -z $before ]]; then # a new run would repeat all steps
         code=1
-        echo "train_resilient: the checkpoints of $OUTPUT_DIR are missing; mount its disk" >&2
+        say "train_resilient: the checkpoints of $OUTPUT_DIR are missing; mount its disk"
     elif choose_hosts; then
         code=0
         LAUNCHER=mpirun NP=$ranks HOSTS=$hosts run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
@@ -68,15 +68,15 @@ while true; do
             exit "$code"
         fi
     else
-        echo "train_resilient: DISCOVER_HOSTS names no valid hosts" >&2
+        say "train_resilient: DISCOVER_HOSTS names no valid hosts"
     fi
     after=$(checkpoints)
     [[ -z $after || $after == "$before" ]] || restarts=0 backoff=${BACKOFF:-5}
     if ((++restarts > ${MAX_RESTARTS:-10})); then
-        echo "train_resilient: $((restarts - 1)) restarts without progress, giving up" >&2
+        say "train_resilient: $((restarts - 1)) restarts without progress, giving up"
         exit "$code"
     fi
-    echo "train_resilient: exit code $code, restart $restarts in $backoff s" >&2
+    say "train_resilient: exit code $code, restart $restarts in $backoff s"
     sleep "$backoff"
     backoff=$((backoff * 2 > 300 ? 300 : backoff * 2))
 done

@@ -123,6 +123,14 @@ def test_the_resilient_script_gives_up_without_progress(launch):
     assert (mistake.returncode, mistake.stderr) == (2, "")
 
 
+def test_a_full_log_does_not_end_the_resilient_script(launch, tmp_path):
+    script = 'exec "$(dirname "$0")/train_resilient.sh" 2>/dev/full'
+    (tmp_path / "run_scripts" / "full_log.sh").write_text(script)
+    env = {"OUTPUT_DIR": "run", "MAX_RESTARTS": "2", "BACKOFF": "0"}
+    result = launch("full_log.sh", "echo trains; exit 7", **env)
+    assert (result.returncode, result.stdout) == (7, "trains\n" * 3)
+
+
 def test_the_resilient_script_waits_while_the_checkpoints_are_missing(launch, tmp_path):
     """A new run in an empty mount point would repeat everything."""
     (tmp_path / "run/checkpoints/step-00000100").mkdir(parents=True)
