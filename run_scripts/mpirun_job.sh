@@ -33,7 +33,8 @@ run_job() {
     local code=0 job='' killed='' restore
     restore=$(set +o | grep monitor)
     # The traps are set before the start. Otherwise, an early signal would only end this script.
-    trap 'stopped_by=143; signal_job "$stop_signal"' TERM HUP
+    # SIGUSR2 announces a time limit. SIGTERM at this limit does not mean that the job was cancelled.
+    trap '((stopped_by == 140)) || stopped_by=143; signal_job "$stop_signal"' TERM HUP
     trap interrupt_job INT
     trap 'stopped_by=140; signal_job "$stop_signal"' USR2
     [[ $stop_signal == TERM ]] || trap 'signal_job USR1' USR1

@@ -71,6 +71,13 @@ def test_checkpoints_behind_links_are_progress(launch, tmp_path, output_dir):
         assert result.stdout == "trains\nrequeue 7\n", result.stderr
 
 
+def test_a_job_that_was_not_saved_at_its_time_limit_is_queued_again(launch):
+    """Slurm sends SIGUSR2 before the limit, and SIGTERM at the limit."""
+    job = "trap 'kill -TERM $PPID; exit 143' USR2; kill -USR2 $PPID; while :; do sleep 0.05; done"
+    result = launch("train_slurm.sbatch", job, REQUEUES, **SLURM)
+    assert (result.returncode, result.stdout) == (140, "requeue 7\n"), result.stderr
+
+
 def test_a_job_without_the_module_of_mpirun_is_not_queued_again(launch, tmp_path):
     (tmp_path / "tools").mkdir()
     for tool in "bash cksum dirname find grep readlink sed sh sort tail".split():
