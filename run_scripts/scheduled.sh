@@ -19,7 +19,7 @@ load_settings
 requeues=runs/.$job.requeues # has a line from `checkpoints` for each time that the job was queued again
 
 run_scheduled() { # COMMAND ARGUMENTS...
-    local code=0 line words=()
+    local before code=0 line words=()
     if [[ -n $job_index && -n ${FLAGS_FILE:-} ]]; then
         line=$(sed -n "${job_index}{s/\r\$//;p}" "$FLAGS_FILE") || exit 2
         [[ -n $line ]] || fail "$FLAGS_FILE has no line $job_index"
@@ -34,10 +34,11 @@ run_scheduled() { # COMMAND ARGUMENTS...
     output_dir=$(printf '%s\n' "${words[@]}" | sed -nE '/^--output_dir$/{n;p}; s/^--output_dir=//p' | tail -n 1)
     output_dir=${output_dir:-$OUTPUT_DIR}
     output_dir=${output_dir/#\~\//${HOME:-}/} # lm.train expands it too
+    before=$(checkpoints)
     # A new run would repeat all steps.
-    if [[ $(checkpoints) == *" 0" ]] && grep -qsv ' 0$' "$requeues"; then
+    if [[ $before == *" 0" ]] && grep -qsv ' 0$' "$requeues"; then
         code=1
-        echo "$job: the checkpoints of $output_dir are missing; mount its disk" >&2
+        say "$job: the checkpoints of $output_dir are missing; mount its disk"
     else
         "${words[@]}" || code=$?
     fi
@@ -53,34 +54,47 @@ run_scheduled() { # COMMAND ARGUMENTS...
 
 # With a grace period, preemption begins with scancel's signal, and Slurm does not requeue the job if it
 # ends during this period.
-preempted() { [[ $job == slurm-* && $(scontrol show job "${job#slurm-}") == *" PreemptTime="[0-9]* ]]; }
+preempted() { [[ $job == slurm-* && $(retry scontrol show job "${job#slurm-}") == *" PreemptTime="[0-9]* ]]; }
 
 # Prints a checksum of the names of all checkpoints, and the length of these names.
 checkpoints() {
     { find -L "$output_dir" -path '*/checkpoints/step-*' -prune -printf '%P\n' 2>/dev/null || true; } | sort | cksum
 }
 
+# A scheduler may be restarting, and a disk may be full for a moment.
+retry() { # COMMAND ARGUMENTS...
+    local tries=1
+    until "$@"; do
+        ((tries++ < 5)) || return
+        sleep 10
+    done
+}
+
 requeue() {
-    local next checkpoints
-    mkdir -p runs
-    touch "$requeues"
+    local next count checkpoints
     checkpoints=$(checkpoints)
-    if (($(grep -cxF "$checkpoints" "$requeues" || true) >= ${MAX_REQUEUES:-10})); then
-        echo "$job: exit code $code, giving up: no new checkpoint in MAX_REQUEUES=${MAX_REQUEUES:-10} attempts" >&2
+    count=$(grep -csxF "$checkpoints" "$requeues") || true
+    if ((${count:-0} >= ${MAX_REQUEUES:-10})); then
+        say "$job: exit code $code, giving up: no new checkpoint in MAX_REQUEUES=${MAX_REQUEUES:-10} attempts"
         exit "$code"
     fi
-    echo "$checkpoints" >>"$requeues"
+    # Only an attempt without a new checkpoint must be counted.
+    if ! { mkdir -p runs && echo "$checkpoints" >>"$requeues"; } && [[ $checkpoints == "$before" ]]; then
+        say "$job: exit code $code, giving up: no new checkpoint, and $requeues is not writable"
+        exit "$code"
+    fi
     case $job in
-        slurm-*) scontrol requeue "${job#slurm-}" ;; # one job of an array has the ID of the whole array
+        slurm-*) retry scontrol requeue "${job#slurm-}" ;; # one job of an array has the ID of the whole array
         sge-* | lsf-*) exit 99 ;; # see the scheduler's options in train_sge.sh and train_lsf.sh
         pbs-*)
             # Only operators may requeue a job. Submit the same job again, with the same run.
-            next=$(pbs_submit -h)
-            mkdir -p "runs/$job" # the first attempt may have failed before it created the run
-            # A chain of links would exceed the system's limit (40).
-            ln -sfn "$(readlink "runs/$job" || echo "$job")" "runs/pbs-${next%%.*}"
-            mv "$requeues" "runs/.pbs-${next%%.*}.requeues"
-            qrls "$next"
+            next=$(retry pbs_submit -h)
+            if ! retry continue_in "pbs-${next%%.*}"; then
+                say "$job: runs is not writable; run ln -s $job runs/pbs-${next%%.*}, then qrls $next"
+                exit "$code"
+            fi
+            mv "$requeues" "runs/.pbs-${next%%.*}.requeues" || true # only a counter
+            retry qrls "$next"
             ;;
     esac
 }
@@ -93,6 +107,13 @@ stop_before() { # LIMIT
     set +m
     timer=$!
     trap 'kill -- "-$timer" 2>/dev/null || true' EXIT
+}
+
+# Links the run of a PBS job to the run of this job.
+continue_in() { # JOB
+    mkdir -p "runs/$job" || return # the first attempt may have failed before it created the run
+    # A chain of links would exceed the system's limit (40).
+    ln -sfn "$(readlink "runs/$job" || echo "$job")" "runs/$1"
 }
 
 # qstat breaks long lines, and continues them after a tab.

@@ -71,6 +71,36 @@ def test_checkpoints_behind_links_are_progress(launch, tmp_path, output_dir):
         assert result.stdout == "trains\nrequeue 7\n", result.stderr
 
 
+def test_a_scheduler_that_does_not_answer_is_asked_again(launch):
+    restarting = """[ "$1" != show ] || exit 0
+        echo "$@"; [ -e running ] || { touch running; exit 1; }"""
+    result = launch(
+        "train_slurm.sbatch", "exit 140", {"scontrol": restarting, "sleep": ":"}, **SLURM
+    )
+    assert (result.returncode, result.stdout) == (140, "requeue 7\nrequeue 7\n")
+
+
+def test_a_job_with_a_new_checkpoint_is_queued_again_without_a_counter(launch, tmp_path):
+    (tmp_path / "runs/.slurm-7.requeues").mkdir(parents=True)
+    job = {"FLAGS": "--output_dir run", **SLURM}
+    result = launch("train_slurm.sbatch", SAVES, REQUEUES, **job)
+    assert (result.returncode, result.stdout) == (140, "trains\nrequeue 7\n")
+    result = launch("train_slurm.sbatch", "exit 140", REQUEUES, **job)
+    assert (result.returncode, result.stdout) == (140, "")
+    assert "giving up: no new checkpoint, and runs/.slurm-7.requeues is not" in result.stderr
+
+
+def test_a_pbs_job_that_cannot_link_its_run_does_not_start_a_new_run(launch, tmp_path):
+    (tmp_path / "nodes").write_text("n1\n")
+    pbs = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": str(tmp_path)}
+    others = {"qstat": "echo 'Submit_arguments = train_pbs.sh'", "qsub": "echo 8.server"}
+    others |= {"ln": "echo linking; exit 1", "qrls": "echo released", "sleep": ":"}
+    result = launch("train_pbs.sh", "exit 140", others, **pbs)
+    assert (result.returncode, result.stdout) == (140, "linking\n" * 5)
+    fix = "pbs-7: runs is not writable; run ln -s pbs-7 runs/pbs-8, then qrls 8.server\n"
+    assert result.stderr == fix
+
+
 def test_a_job_that_was_not_saved_at_its_time_limit_is_queued_again(launch):
     """Slurm sends SIGUSR2 before the limit, and SIGTERM at the limit."""
     job = "trap 'kill -TERM $PPID; exit 143' USR2; kill -USR2 $PPID; while :; do sleep 0.05; done"
