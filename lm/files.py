@@ -21,9 +21,9 @@ _MAX_DIGITS = 30  # digits of a whole number in JSON; floats can represent such 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
-_STALE = {errno.ESTALE, errno.ENOTCONN}  # The disk was unmounted, and may be mounted again.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Pipes and terminals cannot be flushed, and the next write reports an unmounted disk.
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, *_STALE}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ESTALE, errno.ENOTCONN}
 
 
 def sha256_of(path: str) -> str:
@@ -119,7 +119,9 @@ class RetryingAppend:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
             self.failure = None
         except OSError as error:
-            self._is_stale = self._is_stale or error.errno in _STALE
+            # After other failures, such as an unmount or a lost connection to the disk's server, an
+            # open file may never work again.
+            self._is_stale = self._is_stale or error.errno not in _FULL
             self.failure = self._log(error, "new lines wait in memory")
 
     def sync(self) -> None:

@@ -30,19 +30,24 @@ def test_content_waits_until_the_disk_has_space(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
-def test_content_waits_until_the_disk_is_mounted_again(tmp_path):
+@pytest.mark.parametrize("is_unmounted", [True, False])
+def test_content_waits_until_the_disk_is_available_again(tmp_path, caplog, is_unmounted):
     path, moved = tmp_path / "file", tmp_path / "moved"
     file = RetryingAppend(str(path))
     file.write(b"1\n")
     own = pathlib.Path("/proc/self/fd")
     (descriptor,) = [fd for fd in own.iterdir() if fd.exists() and fd.samefile(path)]
-    with socket.socket(socket.AF_UNIX) as dead:  # writing fails as on an unmounted disk
+    # Writing to an unconnected socket fails as on an unmounted disk, and writing to address 0 fails
+    # as on NFS after its server has lost the open files.
+    dead = socket.socket(socket.AF_UNIX) if is_unmounted else open("/proc/self/mem", "r+b", 0)
+    with dead:
         os.dup2(dead.fileno(), int(descriptor.name))
     path.rename(moved)
     file.sync()
     for line in (b"2\n", b"3\n"):
         file.write(line)
         assert file.failure and not path.exists()
+    assert is_unmounted or "file: Input/output error" in caplog.text
     moved.rename(path)
     file.write(b"4\n")
     assert file.failure is file.loss is None and path.read_bytes() == b"1\n2\n3\n4\n"
