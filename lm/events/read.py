@@ -64,9 +64,8 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         lines = file.readlines()
         damaged: dict[int, str] = {}
-        events = list(_parse(lines, damaged))
         last = {"step": step, "epoch": epochs_done, "validation": last_validation}
-        kept = [line for line, event in events if _is_before(event, last)]
+        kept = [line for line, event in _parse(lines, damaged) if _is_before(event, last)]
         if damaged:
             with open(aside, "ab") as file_aside:
                 file_aside.writelines(lines[number - 1] for number in damaged)

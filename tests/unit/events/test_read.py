@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import hypothesis
 import pytest
@@ -38,6 +39,17 @@ def test_events_that_will_be_repeated_and_incomplete_lines_are_removed(tmp_path)
     drop_events_after(str(tmp_path), 5, 1, 3)
     assert path.read_text() == kept  # ready for the next event
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_resume_does_not_keep_the_parsed_events_of_a_long_run_in_memory(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(*({**EPOCH, "step": step} for step in range(4000))))
+    tracemalloc.start()
+    try:
+        drop_events_after(str(tmp_path), 5, 1, 3)
+        assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
