@@ -65,7 +65,7 @@ class Stopped(EveryRankError):
 
 
 _PATH_ERRORS = {
-    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST,
 }  # fmt: skip
 
@@ -73,7 +73,8 @@ _PATH_ERRORS = {
 def error_class(error: OSError) -> type[ProgramExit]:
     """Return UserError if the path is wrong, and RunError if the disk or the network failed.
 
-    Jobs are restarted after a RunError, because disks and networks may recover.
+    Jobs are restarted after a RunError, because disks and networks may recover. Linux makes a file
+    system that fails read-only (EROFS).
     """
     return UserError if error.errno in _PATH_ERRORS else RunError
 

@@ -179,8 +179,10 @@ def _reject_second_job(made, path, said):
     assert str(raised.value).startswith(expected)
 
 
-@pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])
-def test_a_full_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, passes):
+@pytest.mark.parametrize(
+    "number, passes", [(errno.EDQUOT, True), (errno.EROFS, True), (errno.EACCES, False)]
+)
+def test_a_full_or_failing_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, passes):
     _, config, corpus = made
 
     def fail(**_):
