@@ -16,7 +16,7 @@ from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
 from lm.distributed.devices import session_config
 from lm.distributed.horovod import horovod_version
 from lm.distributed.placement import core_ranges
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.events.logs import LogFiles
 from lm.events.read import Event, drop_events_after, iterate_events
 from lm.events.reporter import Reporter
@@ -95,7 +95,12 @@ def _results_if_tested(job: Job) -> dict[str, Any] | None:
 def values_to_load(job: Job, network: Network) -> InitialValues | None:
     """Return the values to load on rank 0, which reads checkpoints for all ranks."""
     if job.run_dir and job.run_dir.checkpoint:
-        return values_to_resume(job.run_dir.checkpoint, network.state_shapes)
+        checkpoint = job.run_dir.checkpoint
+        if checkpoint.manifest.progress.exact_with and kernels.is_missing():
+            raise RunError(
+                f"{kernels.description()}, or set LM_KERNELS=0 to continue this exact run inexactly"
+            )
+        return values_to_resume(checkpoint, network.state_shapes)
     if job.source:
         if job.source.checkpoint:
             warn_of_other_network(job.source.checkpoint.manifest.record.config, job.config)

@@ -13,7 +13,9 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lm.errors import UserError
+from lm import kernels
+from lm.errors import RunError, UserError
+from lm.kernels import library
 from tests import fork_server
 from tests.commands import (
     ROOT,
@@ -106,6 +108,22 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
     warning = "the run was exact up to step 30 and will no longer be: no compiled ops: disabled"
     assert f"{warning} by LM_KERNELS=0\n" in result.stderr
     assert [epoch["step"] for epoch in events(tmp_path, "epoch")] == [32]
+
+
+@pytest.mark.skipif(not kernels.available(), reason="a run without compiled ops is not exact")
+def test_an_exact_run_does_not_resume_if_the_compiled_ops_are_missing(
+    tmp_path, corpora, monkeypatch
+):
+    flags = (*TINY, "--data_path", corpora, "--noeval", "--max_steps")
+    train_here(tmp_path / "run", *flags, 2)
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    monkeypatch.setattr("lm.kernels.build.BUILD_DIR", tmp_path / "not_built")
+    monkeypatch.setattr("lm.kernels.library.load", library.load.__wrapped__)
+    monkeypatch.setattr("lm.kernels.library._path", library._path.__wrapped__)
+    fix = "not built; run `python -m lm.kernels.build`, or set LM_KERNELS=0 to continue this exact"
+    with pytest.raises(RunError, match=fix):
+        train_here(tmp_path / "run", *flags, 3, "--resume")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path):
