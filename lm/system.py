@@ -156,8 +156,7 @@ def import_tensorflow() -> None:
 def cpu_session() -> "tf.Session":
     """Open a session for exchanges and files. It has its own thread, and reserves no GPU memory.
 
-    The session that computes must be the first that creates the pool whose threads start the
-    operations of all sessions. If this pool has only one thread, a long save would block it.
+    Sessions without their own threads would share them, and a long save would block these threads.
     """
     import tensorflow.compat.v1 as tf
 

@@ -53,10 +53,9 @@ def start_tensorflow(
     with on_all_ranks(comm):
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
         _keep_conversions()
-        # The threads of the first session start the operations of all later sessions, even if
-        # their configs differ. Without this session, creating a Saver would give each rank one
-        # thread per core of the host. The first session also prints three lines about MLIR at every
-        # log level.
+        # The first session creates the threads of all sessions without their own threads. Without
+        # this session, creating a Saver would give each rank one thread per core of the host. The
+        # first session also prints three lines about MLIR at every log level.
         config = _threads_config(*threads)
         config.device_count["GPU"] = 0
         with without_stderr(), tf.Graph().as_default() as graph:
@@ -114,6 +113,9 @@ def _gpu_uuid() -> str | None:
 def session_config(device: Device) -> tf.ConfigProto:
     """Return the config of a session on this process's device."""
     config = _threads_config(device.intra_op, device.inter_op)
+    # Otherwise, the threads of the first run of this process would also start the operations of
+    # later runs. They may be fewer.
+    config.use_per_session_threads = True
     if device.gpu is not None:
         config.gpu_options.visible_device_list = str(device.gpu)
         config.gpu_options.allow_growth = True

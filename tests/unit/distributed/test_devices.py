@@ -1,8 +1,10 @@
 """The imports, threads and GPU of TensorFlow."""
 
 import os
+import threading
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 from lm.distributed import devices
 from lm.distributed.communicator import Communicator
@@ -43,6 +45,18 @@ def count_threads(intra_op: int) -> int:
 
 def test_a_process_has_the_requested_number_of_threads():
     assert count_threads(7) - count_threads(2) == 5
+
+
+def test_a_session_has_the_threads_of_its_run_even_after_other_runs():
+    """A notebook trains a built-in model, and then a user-defined network."""
+    devices.start_tensorflow(Communicator())
+    count = os.cpu_count() + 1  # more than any earlier session has
+    device = devices.start_tensorflow(Communicator(), None, count, divides_operations=False)
+    meeting = threading.Barrier(count, timeout=20)  # raises BrokenBarrierError
+    with tf.Graph().as_default():
+        waits = [tf.py_func(meeting.wait, [], tf.int64) for _ in range(count)]
+        with tf.Session(config=devices.session_config(device)) as session:
+            assert sorted(session.run(waits)) == [*range(count)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,5 @@ def test_ranks_that_share_a_gpu_are_rejected(uuids):
 
 
 def test_tensorfloat_32_is_off():
-    import tensorflow as tf
-
     devices.start_tensorflow(Communicator())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
