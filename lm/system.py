@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import glob
 import itertools
 import os
 import platform
@@ -18,12 +19,29 @@ if TYPE_CHECKING:
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of malloc.h
 _TUNABLES = "GLIBC_TUNABLES"
+_OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 # Packages that TensorFlow imports, but that this program does not need. TensorFlow needs the
 # location of the package keras itself.
 _UNUSED = ("keras.src", "jax")
 _COMPUTE_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi")  # in /proc/cpuinfo
 _libc = ctypes.CDLL(None)
 PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _tensorflow_has_threads() -> bool:
+    """Return whether TensorFlow has started to compute in this process."""
+    for path in glob.glob("/proc/self/task/*/comm"):  # the names of the threads
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # The thread may have ended.
+            if file.read().startswith(b"tf_"):
+                return True
+    return False
+
+
+# Give each session its own threads for the work inside an operation. Otherwise, the first session
+# of the process, which exchanges the facts of the ranks on one thread, would set their number.
+# TensorFlow reads this variable only when it starts to compute. A notebook may have done this.
+is_late = _OWN_THREADS not in os.environ and _tensorflow_has_threads()
+os.environ.setdefault(_OWN_THREADS, "1")
 
 
 def script(name: str) -> str:
@@ -129,10 +147,6 @@ def import_tensorflow() -> None:
     these imports fail, TensorFlow works without them, and users can still import them later. The
     objects that the import creates live forever, so the garbage collector should ignore them.
     """
-    # Give each session its own threads for the work inside an operation. Otherwise, the first
-    # session of the process, which exchanges the facts of the ranks on one thread, would set their
-    # number.
-    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     unused = [name for name in _UNUSED if name not in sys.modules]
     if "tensorflow" in sys.modules or "keras.src" not in unused:
         return

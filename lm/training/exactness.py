@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm import kernels, logger
+from lm import kernels, logger, system
 from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
 from lm.optimize.algorithms import OPTIMIZERS
-from lm.system import cpu_identity
 from lm.training.prepare import Job
 from lm.training.step import NUM_SUMS
 
@@ -67,7 +66,7 @@ def _arithmetic(job: Job) -> str:
     one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
     return (
         f"{kernels.arithmetic(job.config.precision)}, TensorFlow {tf.__version__},"
-        f" {cpu_identity()}, oneDNN {one_dnn or 'default'}"
+        f" {system.cpu_identity()}, oneDNN {one_dnn or 'default'}"
     )
 
 
@@ -84,4 +83,7 @@ def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
     variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
     sizes = {variable.shape.num_elements() for variable in variables}
-    return comm.why_inexact([*sizes, NUM_SUMS])
+    why = comm.why_inexact([*sizes, NUM_SUMS])
+    if not why and system.is_late and not job.functions.is_built_in:
+        return "TensorFlow was used before lm was imported (docs/python.md)"
+    return why

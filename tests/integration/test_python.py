@@ -52,3 +52,33 @@ def test_the_examples_for_python_run_as_written(tmp_path):
     result = run_code(code, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "test perplexity" in result.stderr
+
+
+LATE = """
+import os, pathlib, sys
+os.environ.pop("TF_OVERRIDE_GLOBAL_THREADPOOL", None)  # of the process that runs the tests
+import tensorflow as tf
+tf.constant(1.0)
+from lm.api import train
+pathlib.Path("mine.py").write_text(sys.argv[2])
+train("mine.py", data_path=sys.argv[1], max_steps=1, eval=False)
+"""
+NETWORK = """
+from lm.config import Config
+
+def get_config():
+    return Config(corpus="embedded", num_steps=4, batch_size=4, hidden_size=8)
+
+def state_shapes(config):
+    return {}
+
+def build_outputs(inputs_TB, state, context):
+    return context.embed(inputs_TB), {}
+"""
+
+
+def test_a_network_is_not_exact_if_tensorflow_was_used_before(tmp_path, corpora):
+    """Threads that TensorFlow starts first divide operations, whose results then differ."""
+    environment = {"PYTHONPATH": str(ROOT)}
+    result = run_code(LATE, corpora, NETWORK, env=environment, cwd=tmp_path)
+    assert re.search(r"exact +no: TensorFlow was used before", result.stderr), result.stderr
