@@ -23,7 +23,7 @@ from lm.options import Checked
 from lm.system import PROJECT, import_tensorflow, seeded
 from lm.user.code import hint, place
 from lm.user.config_functions import UserFunctions
-from lm.user.loaded_files import LoadedFiles, collected_by, search_path
+from lm.user.loaded_files import LoadedFiles, collected_by, fresh_modules
 
 # The configs are in lm/ in a wheel, and next to lm/ in a checkout. Importing `configs` could find a
 # user's directory of the same name.
@@ -105,17 +105,14 @@ def _read(name_or_path: str) -> tuple[str, bytes]:
 
 @functools.cache  # Registering a gradient in TensorFlow fails the second time.
 def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
-    for directory in reversed(search_path(path)):
-        if directory not in sys.path:
-            sys.path.insert(0, directory)  # Python also does this for scripts.
     module = types.ModuleType(f"lm_config_{short_name(f'{path} {source}')}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # Dataclasses look up the module of their class.
-    loaded, before = LoadedFiles(path, module.__name__), set(sys.modules)
-    with collected_by(loaded):
+    loaded = LoadedFiles(path, module.__name__)
+    with collected_by(loaded), fresh_modules(path) as imported:
         # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    loaded.add_modules(sys.modules[name] for name in sorted(sys.modules.keys() - before))
+        loaded.add_modules(imported())
     return module, loaded
 
 

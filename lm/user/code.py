@@ -42,6 +42,7 @@ _HINTS = (
         "TensorFlow's fused layer norm needs a scale [H], not [1, H]; change the shape, or set"
         " TF_ENABLE_ONEDNN_OPTS=0",
     ),
+    ("Registering two gradient", "", "TensorFlow registers a gradient only once: restart Python"),
     ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),
 )
 
@@ -100,9 +101,13 @@ def _innermost(
 def is_of_user(filename: str) -> bool:
     if os.path.basename(filename).startswith(_GENERATED):
         return False
-    if not os.path.isfile(filename):  # the source of a compiled package
-        return False
-    return not (os.path.abspath(filename).startswith(_LIBRARIES) or _PACKAGES.search(filename))
+    # The source of a compiled package does not exist.
+    return os.path.isfile(filename) and not is_of_library(filename)
+
+
+def is_of_library(path: str) -> bool:
+    """Return whether a file or a directory belongs to this project or to an installed package."""
+    return os.path.abspath(path).startswith(_LIBRARIES) or bool(_PACKAGES.search(path))
 
 
 def _shown(path: str, filename: str) -> str:

@@ -6,14 +6,16 @@ config file finds copies of its files in the directory `loaded_files` next to it
 
 import contextlib
 import hashlib
+import importlib.machinery
 import os
 import pathlib
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 
 from lm.errors import UserError
 from lm.files import sha256_of, write_atomically
-from lm.user.code import is_of_user
+from lm.user.code import is_of_library, is_of_user
 
 _COPIES = "loaded_files"
 
@@ -93,10 +95,47 @@ def current_files(what: str) -> LoadedFiles:
     return _loading[-1]
 
 
-def search_path(config_file: str) -> list[str]:
-    """Return the directories that contain the modules of a config file or of its copy."""
+_imported: dict[str, types.ModuleType] = {}  # the modules that config files have imported
+
+
+@contextlib.contextmanager
+def fresh_modules(config_file: str) -> Iterator[Callable[[], list[types.ModuleType]]]:
+    """Let a config file execute the modules next to it, even if this process has imported them.
+
+    Otherwise, a notebook would train with old versions of its modules, or with the modules of a
+    different config file. The notebook keeps the modules that it has imported itself.
+
+    Yields:
+      A function that returns the modules that the config file has imported so far.
+    """
     beside = os.path.dirname(os.path.abspath(config_file))
-    return [beside, os.path.join(beside, _COPIES)]
+    directories = [beside, os.path.join(beside, _COPIES)]  # the second one is next to a copy
+    sys.path[:] = [*directories, *(d for d in sys.path if d not in directories)]  # as for a script
+    find = importlib.machinery.PathFinder.find_spec
+    names = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+    names = {name for name in names if find(name, directories)}
+    taken = {}
+    for name, module in list(sys.modules.items()):
+        # Many other modules import something when an attribute is read.
+        if name.partition(".")[0] in names and not _is_of_library(module):
+            taken[name] = sys.modules.pop(name)
+    before = set(sys.modules)
+
+    def imported() -> list[types.ModuleType]:
+        return [sys.modules[name] for name in sorted(sys.modules.keys() - before)]
+
+    try:
+        yield imported
+    finally:
+        own = {name: module for name, module in taken.items() if _imported.get(name) is not module}
+        _imported.update((name, sys.modules[name]) for name in sys.modules.keys() - before)
+        sys.modules.update(own)
+
+
+def _is_of_library(module: types.ModuleType) -> bool:
+    # A namespace package has no file. Built-in modules have neither a file nor a path.
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    return all(is_of_library(place) for place in places if place)
 
 
 def _is_inside(path: str, directory: str) -> bool:

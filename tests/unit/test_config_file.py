@@ -1,6 +1,7 @@
 """Config files: settings, networks, and one-line errors for mistakes."""
 
 import hashlib
+import importlib
 import shutil
 import sys
 
@@ -210,6 +211,43 @@ def test_a_config_file_is_run_once(tmp_path, monkeypatch):
     elsewhere = tmp_path / "other"
     elsewhere.mkdir()
     assert load_config_file(write(elsewhere, text)).config.hidden_size == 10
+
+
+def test_a_notebook_trains_the_modules_that_are_next_to_the_config_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def load(directory, units, comment=""):
+        text = "from lm_test_units import UNITS\nfrom lm.config import Config\n"
+        text += f"def get_config():\n    return Config(hidden_size=UNITS)\n{comment}"
+        (tmp_path / directory).mkdir(exist_ok=True)
+        module = tmp_path / directory / "lm_test_units.py"
+        module.write_text(f"UNITS = {units}\n")
+        file = load_config_file(write(tmp_path / directory, text))
+        checksum = hashlib.sha256(module.read_bytes()).hexdigest()
+        assert file.loaded.sha256 == {"lm_test_units.py": checksum}
+        return file.config.hidden_size
+
+    assert load("one", 5) == 5
+    with pytest.raises(UserError, match=r"lm_test_units.py has changed .*: restart Python"):
+        load("one", 15)
+    assert load("one", 115, "# changed") == 115  # both files have changed
+    assert load("two", 25) == 25  # a module with the same name in a different directory
+    assert load("one", 35, "# changed again") == 35
+    sys.path.insert(0, str(tmp_path / "three"))
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "lm_test_units.py").write_text("UNITS = 4\n")
+    del sys.modules["lm_test_units"]
+    own = importlib.import_module("lm_test_units")
+    assert own.UNITS == 4 and load("three", 45) == 45
+    assert sys.modules["lm_test_units"] is own  # the program keeps what it has imported
+
+
+def test_a_gradient_of_a_changed_file_needs_a_new_process(tmp_path):
+    text = "import tensorflow.compat.v1 as tf\nfrom lm.config import Config\n"
+    text += "get_config = Config\ntf.RegisterGradient('LmTest')(lambda op, gradient: gradient)\n"
+    load_config_file(write(tmp_path, text))
+    with pytest.raises(UserError, match=r"line 4: .* registers a gradient only once: restart"):
+        load_config_file(write(tmp_path, text + "# changed"))
 
 
 def test_a_field_with_the_name_of_a_flag_is_an_error(tmp_path):
