@@ -15,6 +15,9 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.errors import UserError
 
+# `load` keeps its result, because the graphs of a run must agree.
+_BUILD = "run `python -m lm.kernels.build` and start again"
+
 
 class Library(NamedTuple):
     """The compiled ops, or the reason why this process does not use them."""
@@ -38,10 +41,10 @@ def load() -> Library:
         return Library(reason="they are for CPUs, and there is a GPU")
     path = _path()
     if not path.exists():
-        return _missing("not built; run `python -m lm.kernels.build`")
+        return _missing(f"not built; {_BUILD}")
     try:
         if not is_complete(path):
-            raise OSError("it is damaged; run `python -m lm.kernels.build`")
+            raise OSError(f"it is damaged; {_BUILD}")
         ops = tf.load_op_library(str(path))
         found = _property("lm_kernels_isa")
     except (tf.errors.OpError, OSError, AttributeError) as error:  # AttributeError: no such symbol

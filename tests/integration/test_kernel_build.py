@@ -105,7 +105,7 @@ def test_a_damaged_or_different_library_is_not_loaded(tmp_path):
     done = run_code(code, tmp_path, tmp_path / "other.so")
     assert done.returncode == 0, done.stderr
     damaged, other = done.stdout.splitlines()
-    assert damaged.endswith(".so: it is damaged; run `python -m lm.kernels.build`")
+    assert damaged.endswith(".so: it is damaged; run `python -m lm.kernels.build` and start again")
     assert other.endswith("undefined symbol: lm_kernels_isa")
 
 
