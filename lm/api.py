@@ -45,11 +45,9 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
     Returns:
       The fields of the last epoch and of the test in `metrics.jsonl`, and `output_dir`.
     """
-    import_tensorflow()
+    _start()
     from lm.training.run import train as run_training
 
-    if not logger.handlers:
-        start_console(launched_rank())
     keep_early_lines()
     file = load_config_file(_path(config or ConfigChoice.config))
     options, fields = {}, {}
@@ -83,6 +81,12 @@ def _path(path: str | os.PathLike) -> str:
 def _recorded_results(run_dir: str) -> dict[str, Any]:
     """Return the fields of the last epoch in metrics.jsonl."""
     epoch: dict[str, Any] = {}
+def _start() -> None:
+    import_tensorflow()
+    if not logger.handlers:
+        start_console(launched_rank())
+
+
     for event in iterate_events(run_dir, {}):
         if event["event"] == "epoch":
             epoch = event
@@ -103,7 +107,7 @@ def open_run(
       config: The config file of the run, if it defines a network or config fields.
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
-    import_tensorflow()
+    _start()
     from lm.inference import trained_run
 
     # A program may change its working directory before it uses the run.
@@ -158,6 +162,8 @@ class TrainedRun:
         with self._lock:
             return list(self._open(Generator, rows).generate(prompts, how))
 
+        if sampling.get("seed") is None and not how.beam_size:
+            logger.info("seed %d", how.seed)  # for generating the texts again
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""
         from lm.inference.scorer import Scorer

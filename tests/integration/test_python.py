@@ -23,6 +23,12 @@ assert "starting a new run" in open("runs/new/log.txt").read()  # lines before t
 assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
 assert run.generate("ba", num_words=20, seed=1)[0] == text
 assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text
+import contextlib, io
+shown = io.StringIO()  # without a file descriptor, as in a notebook
+with contextlib.redirect_stderr(shown):
+    drawn = run.generate("ba", num_words=20)
+seed = shown.getvalue().removeprefix("seed ")
+assert run.generate("ba", num_words=20, seed=int(seed)) == drawn
 run.close()
 import concurrent.futures, os, random
 others = [open_run("runs/short"), open_run("runs/new")]
