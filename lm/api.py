@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.distributed.agreement import from_rank_0
 from lm.distributed.launch import connect, launched_rank
-from lm.errors import UserError
+from lm.errors import Stopped, UserError
 from lm.events.logs import keep_early_lines, start_console
 from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
@@ -66,12 +67,24 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
     if config is None and how.resume and how.output_dir:
         before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
     kept = file.config if before is None else Config(**before)
-    results = run_training(replaced(kept, **fields), how, comm, file.functions)
+    try:
+        results = run_training(replaced(kept, **fields), how, comm, file.functions)
+    except Stopped as error:
+        if error.exit_code != 128 + signal.SIGINT:
+            raise
+        # A loop over several runs must not start the next run.
+        raise KeyboardInterrupt(str(error)) from None
     if "epoch" in results:
         return results
     # A finished run that is resumed trains no epoch.
     recorded = from_rank_0(comm, lambda: _recorded_results(results["output_dir"]))
     return {**recorded, **results}
+
+
+def _start() -> None:
+    import_tensorflow()
+    if not logger.handlers:
+        start_console(launched_rank())
 
 
 def _path(path: str | os.PathLike) -> str:
@@ -81,12 +94,6 @@ def _path(path: str | os.PathLike) -> str:
 def _recorded_results(run_dir: str) -> dict[str, Any]:
     """Return the fields of the last epoch in metrics.jsonl."""
     epoch: dict[str, Any] = {}
-def _start() -> None:
-    import_tensorflow()
-    if not logger.handlers:
-        start_console(launched_rank())
-
-
     for event in iterate_events(run_dir, {}):
         if event["event"] == "epoch":
             epoch = event
@@ -155,6 +162,8 @@ class TrainedRun:
         from lm.inference.sampling import Sampling
 
         how = Sampling(**sampling)
+        if sampling.get("seed") is None and not how.beam_size:
+            logger.info("seed %d", how.seed)  # for generating the texts again
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = max(batch_size, how.beam_size)
         if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
@@ -162,8 +171,6 @@ class TrainedRun:
         with self._lock:
             return list(self._open(Generator, rows).generate(prompts, how))
 
-        if sampling.get("seed") is None and not how.beam_size:
-            logger.info("seed %d", how.seed)  # for generating the texts again
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""
         from lm.inference.scorer import Scorer

@@ -15,6 +15,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
+from lm import logger
 from lm.distributed.launch import repeat_after_mpirun
 
 _STOP = {
@@ -133,8 +134,11 @@ class Signals:
         os._exit(128 + self.stop)
 
     def _print(self, message: str) -> None:
-        # Do not use print(), because the main thread may hold its lock. The terminal may be closed.
-        if self._speaks:
+        if not self._exits:  # A notebook does not show what is written to the file descriptor.
+            logger.warning("%s", message)
+        elif self._speaks:
+            # Do not use print(), because the main thread may hold its lock. The terminal may be
+            # closed.
             with contextlib.suppress(OSError):
                 newline = "\n" * os.isatty(sys.stderr.fileno())  # below the progress bar
                 os.write(sys.stderr.fileno(), f"{newline}lm: {message}\n".encode())

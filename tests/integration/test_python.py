@@ -42,6 +42,20 @@ assert run.evaluate(pathlib.Path("my.txt"))["tokens"] > 0
 (score,) = run.score(["ba ta be"])
 nll = run.evaluate("my.txt", lines=True)["nll"]
 assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
+import logging, signal
+class StopButton(logging.Handler):
+    def emit(self, record):
+        if record.getMessage().startswith("epoch 1 "):
+            os.kill(os.getpid(), signal.SIGINT)
+            logging.getLogger("lm").removeHandler(self)
+logging.getLogger("lm").addHandler(StopButton())
+try:
+    with contextlib.redirect_stderr(shown):
+        train("config_test", **{**short, "output_dir": "runs/stopped", "num_epochs": 9})
+    raise AssertionError("not stopped")
+except KeyboardInterrupt as interrupt:
+    assert "which is saved; continue with" in str(interrupt)
+assert "stopping after this step and saving" in shown.getvalue()
 try:
     train("config_test", hiden_size=3)
     raise AssertionError("no error")
