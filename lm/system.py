@@ -71,12 +71,14 @@ def cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def cpu_identity() -> str:
+def cpu_identity(path: str = "/proc/cpuinfo") -> str:
     """Return the model of the CPU, and a checksum of its features for computations."""
-    with open("/proc/cpuinfo") as file:
+    with open(path) as file:
         lines = (line.partition(":") for line in itertools.takewhile(str.strip, file))
         values = {name.strip(): value.split() for name, _, value in lines}
     names = ("cpu family", "model", "stepping")
+    if "flags" not in values:  # an ARM CPU
+        names = ("CPU implementer", "CPU variant", "CPU part", "CPU revision", "Features")
     flags = [flag for flag in values.get("flags", []) if flag.startswith(_COMPUTE_FLAGS)]
     features = " ".join([*flags, *(str(values.get(name)) for name in names)])
     return f"{cpu_model()} ({zlib.crc32(features.encode()):08x})"

@@ -49,8 +49,12 @@ fi
 
 [[ ! -e "$venv/choices.sh" ]] || source "$venv/choices.sh" # sets the variables that the user did not set
 source run_scripts/setup_cuda.sh
-USE_GPU=${USE_GPU:-$([[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && echo 1 || echo 0)}
+machine=$(uname -m)
+USE_GPU=${USE_GPU:-$([[ $machine == x86_64 && $(nvidia-smi -L 2>/dev/null) == GPU* ]] && echo 1 || echo 0)}
 [[ $USE_GPU == [01] ]] || die "USE_GPU must be 0 or 1, not $USE_GPU"
+[[ $USE_GPU == 0 || $machine == x86_64 ]] || die "PyPI's TensorFlow for $machine does not support GPUs: set USE_GPU=0"
+[[ $machine != x86_64 || $(</proc/cpuinfo) == *" avx "* ]] ||
+    die "TensorFlow needs a CPU with AVX: in a virtual machine, select the CPU type of the host; on ARM, do not emulate x86-64"
 
 # Finds an interpreter that can create a virtual environment (Debian's cannot without python3-venv) and
 # the pins for it. run_scripts/pin.sh creates a file of pins for each supported pair of Python and
@@ -70,15 +74,16 @@ for candidate in "${candidates[@]}"; do
 done
 [[ -n $pins_file || ! -e $venv ]] ||
     die "$venv exists, but PYTHON=${PYTHON:-python3} does not run, or constraints/ has no file for it and" \
-        "TENSORFLOW_VERSION=${TENSORFLOW_VERSION:-*}: unset these variables if you set them, otherwise delete" \
-        "$venv and run this again"
+        "TENSORFLOW_VERSION=${TENSORFLOW_VERSION:-*}: unset these variables if you set them, load the modules" \
+        "that were loaded then, or delete $venv and run this again"
 [[ -n $pins_file ]] ||
     die "no suitable Python${PYTHON:+ (PYTHON=$PYTHON)}${TENSORFLOW_VERSION:+ for TensorFlow $TENSORFLOW_VERSION}:" \
-        "install Python 3.10 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv)," \
+        "install Python 3.10 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv; if the system has no such" \
+        "version, install uv, then run uv python install 3.13 and set PYTHON=\$(uv python find 3.13))," \
         "or set PYTHON and TENSORFLOW_VERSION to a pair in constraints/"
 tensorflow_version=${pins_file##*tensorflow} tensorflow_version=${tensorflow_version%.txt}
 tensorflow=tensorflow nvcc=
-[[ $(uname -sm) != "Linux x86_64" ]] || tensorflow=tensorflow-cpu
+[[ $machine != x86_64 ]] || tensorflow=tensorflow-cpu
 [[ $USE_GPU == 0 ]] || tensorflow="tensorflow[and-cuda]" nvcc=$(host_nvcc)
 
 # Only Open MPI 4 is supported: MPICH rejects the options of the run scripts, and Open MPI 5 ignores some of
@@ -146,6 +151,7 @@ if [[ ! -e $venv ]]; then
     install_horovod
     printf ': "${%s:=%s}"\n' PYTHON "${python% *}" TENSORFLOW_VERSION "$tensorflow_version" \
         USE_GPU "$USE_GPU" >"$venv/choices.sh"
+    [[ -z ${CXX:-} ]] || printf 'export CXX=${CXX:-%q}\n' "$CXX" >>"$venv/choices.sh"
     echo "$base" >"$venv/.done-base"
 fi
 

