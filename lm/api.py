@@ -22,6 +22,7 @@ from lm.record import recorded_config
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
+    from lm.data.tokenizers import Tokenizer
     from lm.inference.generator import Generated
     from lm.inference.scorer import Score
     from lm.inference.trained_run import Run
@@ -134,6 +135,11 @@ class TrainedRun:
         self._run, self._allow_changed_config_file = run, allow_changed_config_file
         self._opened: dict[type, tuple[int, Any]] = {}  # the last generator and scorer
         self._lock = threading.Lock()  # a call may close the session of an earlier call
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer of the run. `tokenizer.tokens[i]` is the name of the token with ID i."""
+        return self._run.tokenizer
 
     def _open(self, kind: type, rows: int) -> Any:
         opened_rows, opened = self._opened.pop(kind, (None, None))

@@ -123,8 +123,7 @@ class Generator:
         found = {}  # the lists, because the arrays of all drafts would need much memory
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
-            tokens = [self._tokenizer.decode([token]) for token in best]
-            found[id(draft)] = list(zip(tokens, np.exp(log_probs_V[best]).tolist()))
+            found[id(draft)] = list(zip(map(self._name, best), np.exp(log_probs_V[best]).tolist()))
         yield from (found.pop(id(draft)) for draft in drafts)
 
     def predictions(self, ids: Iterable[int]) -> Iterator[Prediction]:
@@ -144,6 +143,14 @@ class Generator:
         text = self._tokenizer.decode([token])
         is_visible = text.strip() and "\ufffd" not in text
         return text if is_visible else self._tokenizer.tokens[token]
+
+    def _name(self, token: int) -> str:
+        """Return the characters of a token, or its name if other tokens have the same characters.
+
+        These are tokens with a part of a character, and tokens that start a word (SentencePiece).
+        """
+        text, name = self._tokenizer.decode([token]), self._tokenizer.tokens[token]
+        return name if "\ufffd" in text or name.startswith("\u2581") else text
 
     def _draft(self, prompt: Sequence[int], seed: Sequence[int] = (0,)) -> _Draft:
         unread = collections.deque([self._tokenizer.eos_id, *prompt])
