@@ -73,8 +73,8 @@ _PATH_ERRORS = {
 def error_class(error: OSError) -> type[ProgramExit]:
     """Return UserError if the path is wrong, and RunError if the disk or the network failed.
 
-    Jobs are restarted after a RunError, because disks and networks may recover. Linux makes a file
-    system that fails read-only (EROFS).
+    Jobs are restarted after a RunError, because disks and networks may recover. If a file system
+    fails, Linux makes it read-only (EROFS).
     """
     return UserError if error.errno in _PATH_ERRORS else RunError
 

@@ -21,7 +21,8 @@ _MAX_DIGITS = 30  # digits of a whole number in JSON; floats can represent such 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The disk is full, or nobody reads a pipe. Opening the pipe again would wait for a reader.
+_MAY_WORK_AGAIN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE}
 # Pipes and terminals cannot be flushed, and the next write reports an unmounted disk.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ESTALE, errno.ENOTCONN}
 
@@ -121,7 +122,7 @@ class RetryingAppend:
         except OSError as error:
             # After other failures, such as an unmount or a lost connection to the disk's server, an
             # open file may never work again.
-            self._is_stale = self._is_stale or error.errno not in _FULL
+            self._is_stale = self._is_stale or error.errno not in _MAY_WORK_AGAIN
             self.failure = self._log(error, "new lines wait in memory")
 
     def sync(self) -> None:

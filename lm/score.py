@@ -15,8 +15,11 @@ are not in the vocabulary count as unknown and are scored as <unk>. In the text 
 space is replaced by single spaces. The last column is printed only with --per_word, and its numbers
 are separated by spaces. At the end, the totals of all texts appear on stderr.
 
+Texts are not quoted: read this format with quoting=3 in pandas, or quote="" in R.
+
 With --format json, each line is an object with these values, and the last line is an object with
-the field "total".
+the field "total". With --per_word, "token_texts" contains the characters that each token completes:
+a new word starts with a space, except at the start of the text.
 
 --format kenlm prints the format of KenLM's program `query`, with logarithms to base 10. A word is
 printed as word=ID length log10-probability. The ID is 0 for unknown words, and otherwise the token
@@ -26,10 +29,12 @@ last lines contain the perplexities with and without unknown words.
 
 By default, texts are independent: the recurrent state is empty at the start of each text. With
 --continuous, the state at the end of a text continues in the next text, as in lm.evaluate with
---eval_batch_size 1. Each text is divided into tokens separately, so the totals differ from
-lm.evaluate if a subword tokenizer has tokens that contain several line ends. If the network of a
-config file defines reads_words, each token is predicted from the last K tokens, while lm.evaluate
-reads windows of num_steps tokens separately. The perplexity of lm.evaluate is then usually higher.
+--eval_batch_size 1. To read several sentences as one text, write them into one line, with <eos>
+between them if the tokenizer is words. Each text is divided into tokens separately, so the totals
+differ from lm.evaluate if a subword tokenizer has tokens that contain several line ends. If the
+network of a config file defines reads_words, each token is predicted from the last K tokens, while
+lm.evaluate reads windows of num_steps tokens separately. The perplexity of lm.evaluate is then
+usually higher.
 
 Several processes can score parts of a large file, each on its own core. Divide an n-best file
 between two lists.
@@ -57,7 +62,6 @@ from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
-from lm.data.tokenizers import Words
 from lm.errors import UserError, needs_extra
 from lm.inference.lines import STDIN, name_of, read_lines
 from lm.options import Checked, option
@@ -126,7 +130,8 @@ def _print_scores(scorer, tokenizer, options):
     if sys.stdin.isatty():
         logger.info("reading texts from the terminal, one per line, until Ctrl-D")
     for lines in read_lines(STDIN):
-        if not count and not isinstance(tokenizer, Words) and lines[0].endswith("\r"):
+        is_text = tokenizer.name not in ("words", "ids")
+        if not count and is_text and any(line.endswith("\r") for line in lines):
             logger.warning(
                 "the lines end in \\r, as in Windows files, and \\r is scored too: unless the"
                 " training text has such line ends, remove them with tr -d '\\r'"
@@ -197,6 +202,8 @@ class Totals:
 
 def format_score(score, options: ScoreOptions, tokenizer) -> str:
     """Return the line of the output for a text."""
+    from lm.inference.generator import decode_stream
+
     if options.format == "kenlm":
         return _kenlm_line(score, tokenizer)
     if options.format == "tsv":
@@ -213,6 +220,7 @@ def format_score(score, options: ScoreOptions, tokenizer) -> str:
     }
     if options.per_word:
         values["token_log_probabilities"] = score.log_probs.tolist()
+        values["token_texts"] = [*decode_stream(tokenizer, score.ids)][: len(score.ids)]
     return json.dumps(values)
 
 

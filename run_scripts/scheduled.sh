@@ -7,7 +7,7 @@
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
 # it adds --seed N.
 # Exit codes: 0 (done), 2 (a mistake or a divergence, which a restart cannot fix), 143 (cancelled), 140 (time
-#   limit, everything saved; a PBS job ends with it even if it is queued again), 99 (SGE and LSF: queued again).
+#   limit; a PBS job ends with it even if it is queued again), 99 (SGE and LSF: queued again).
 #   Other codes are failures.
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"

@@ -39,6 +39,7 @@ _SMALL = 1 << 16  # bytes of a file that is hardly a text, such as a program
 # Names of directories that probably are for PTB, even if they are missing or have subdirectories.
 _PTB_DIRECTORY = re.compile(r"data|.*(ptb|penn).*", re.IGNORECASE)
 _MANY_WORDS = 400_000  # WikiText-103 has 268,000
+_CLAUSE = re.compile("[\u3040-\u30ff\u3400-\u9fff]{6}")  # Japanese and Chinese characters
 _REQUIRED = {"train", "valid"}
 _CONFIG = Config()
 
@@ -80,11 +81,10 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
         )
     if config.cutoffs:
         _warn_if_unsorted(corpus, config.cutoffs[0])
-    elif len(corpus.tokenizer) > _MANY_WORDS and corpus.record.kind == "text":
+    elif len(corpus.tokenizer) > _MANY_WORDS and not tokenizer and not config.vocabulary:
         logger.warning(
             f"the vocabulary has {len(corpus.tokenizer):,} words, and the memory and time of a"
-            " step grow with this number: consider --vocab_size 50000, --min_count 3, or"
-            " --adaptive_softmax_cutoffs 2000,20000,100000"
+            " step grow with this number: consider --vocab_size 50000 or --min_count 3"
         )
     return corpus
 
@@ -130,7 +130,8 @@ def find_data_path(
 
 def _check_data_path(data_path: str, corpus: str) -> None:
     """Check that a given path does not contain a text that the run would ignore."""
-    own = [name for name in _texts_in(data_path) if not name.startswith("ptb.")]
+    names = [entry.name for entry in _visible(data_path) if _TEXT_NAME.fullmatch(entry.name)]
+    own = [name for name in names if not name.startswith("ptb.")][:_MAX_NAMES]
     if corpus == "embedded" and own:
         raise UserError(
             f"data_path {data_path} contains {', '.join(own)}, but the run uses the synthetic"
@@ -178,7 +179,8 @@ def _locate(
     # downloaded only into a given or the default directory, because the download takes minutes. If
     # the disk of a text is not mounted, PTB must not be downloaded instead.
     is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
-    if recorded.kind == "embedded" or (recorded.kind == "ptb" and (data_path or is_default)):
+    is_place = is_default or (data_path and (os.path.isdir(data_path) or _is_for_ptb(data_path)))
+    if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_place):
         return candidates[-1]
     raise missing_error(
         f"the corpus of {run_dir} is not in {candidates[0]}; mount its disk, or give its directory"
@@ -235,7 +237,7 @@ def load_corpus(
         check_known(sources[split].path, facts, encoded.tokenizer, given)
     identity = [*sha256_by_split.values(), encoded.tokenizer.sha256]
     _log_sizes(kind, data_path, encoded)
-    if tokenizer is None:
+    if tokenizer is None and not _warn_without_spaces(encoded):
         _warn_without_unknown(encoded)
     if not is_inherited:
         _warn_about_single_line(encoded)
@@ -305,10 +307,14 @@ def _write_embedded(directory: str) -> None:
         ) from error
 
 
+def _is_for_ptb(data_path: str) -> bool:
+    return bool(_PTB_DIRECTORY.fullmatch(os.path.basename(os.path.abspath(data_path))))
+
+
 def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
     """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
     name = os.path.basename(os.path.abspath(data_path))
-    is_for_ptb = data_url or _PTB_DIRECTORY.fullmatch(name)
+    is_for_ptb = data_url or _is_for_ptb(data_path)
     if (_TEXT_NAME.fullmatch(name) or not is_for_ptb) and not os.path.exists(data_path):
         raise UserError(
             f"{data_path} does not exist: correct --data_path, or create an empty directory for PTB"
@@ -348,6 +354,19 @@ def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
     for split, facts in encoded.splits.items():
         if facts.unknown:
             logger.info(f"{split}: {facts.unknown:,} unknown words became {UNK}")
+
+
+def _warn_without_spaces(encoded: EncodedCorpus) -> bool:
+    """Warn if words are clauses in Chinese or Japanese, and return whether they are."""
+    tokens = encoded.tokenizer.tokens
+    num_clauses = sum(_CLAUSE.search(token) is not None for token in tokens)
+    has_no_spaces = encoded.tokenizer.name == Words.name and num_clauses > len(tokens) / 3
+    if has_no_spaces:
+        logger.warning(
+            "the text has no spaces between words, so most words of the vocabulary are clauses: use"
+            " --tokenizer characters, or divide the text into words"
+        )
+    return has_no_spaces
 
 
 def _warn_without_unknown(encoded: EncodedCorpus) -> None:

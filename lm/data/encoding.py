@@ -47,6 +47,8 @@ from lm.record import from_json
 
 ID_DTYPE = np.dtype("<i4")  # The files are little-endian on every machine.
 _ID_BLOCK_BYTES = 1 << 20
+# The modules of this package that determine the token IDs of a text.
+_RULES = "arrays encoding splits subwords symbols text tokenizers vocabulary".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +81,8 @@ class Recipe:
 @functools.cache
 def _sha256_of_rules() -> str:
     """Return a checksum of the code that converts text to token IDs."""
-    modules = sorted(pathlib.Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(module.read_bytes() for module in modules)).hexdigest()
+    paths = [pathlib.Path(__file__).with_name(f"{name}.py") for name in _RULES]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

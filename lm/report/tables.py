@@ -321,7 +321,7 @@ def final_perplexities(run: RunMetrics) -> list[float | None]:
 
 def _bits_metric(runs: Sequence[RunMetrics]) -> str | None:
     """Return the usual metric of the runs of a section if they predict characters or bytes."""
-    metrics = (_BITS.get(run.start.get("tokenizer")) for run in runs)
+    metrics = (_BITS.get(str(run.start.get("tokenizer"))) for run in runs)
     return next(filter(None, metrics), None)
 
 

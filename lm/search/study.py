@@ -118,7 +118,8 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     space = parse_space(options.space, config)
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
-    if "seed" in space and options.pruner != "none":
+    is_new = not settings.corpus
+    if is_new and "seed" in space and options.pruner != "none":
         logger.warning(
             "--space varies seed: add --pruner none, because pruning keeps only the better seeds"
         )
@@ -132,10 +133,10 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
                 options.trials,
             )
         settings = dataclasses.replace(settings, flags={**settings.flags, "trials": options.trials})
-    elif total < options.trials:
+    elif is_new and total < options.trials:
         logger.warning(
-            "--space has only %d combinations, so some of the %d trials are equal: use --sampler"
-            " grid, which tries each combination once",
+            "--space has only %d combinations, so some of the %d trials are equal: use choices,"
+            " such as 1|2, and --sampler grid, which tries each combination once",
             total,
             options.trials,
         )

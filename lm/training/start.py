@@ -98,7 +98,8 @@ def values_to_load(job: Job, network: Network) -> InitialValues | None:
         checkpoint = job.run_dir.checkpoint
         if checkpoint.manifest.progress.exact_with and kernels.is_missing():
             raise RunError(
-                f"{kernels.description()}, or set LM_KERNELS=0 to continue this exact run inexactly"
+                f"this run is exact so far, but there are {kernels.description()}; to continue it"
+                " inexactly, set LM_KERNELS=0"
             )
         return values_to_resume(checkpoint, network.state_shapes)
     if job.source:

@@ -84,9 +84,10 @@ def write_documented_corpora(path):
     text = "In the beginning, God created the heaven and the earth.\n" * 60
     for name in ("my_text.txt", "data/novel.txt"):
         (path / name).write_text(text)
-    (path / "data/book").mkdir()
-    for split in ("train", "valid", "test"):
-        (path / f"data/book/{split}.txt").write_text(text)
+    for name in ("book", "text8"):
+        (path / "data" / name).mkdir()
+        for split in ("train", "valid", "test"):
+            (path / f"data/{name}/{split}.txt").write_text(text)
     (path / "gpt2").mkdir()
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator([text], special_tokens=["<|endoftext|>"])

@@ -120,7 +120,7 @@ def test_an_exact_run_does_not_resume_if_the_compiled_ops_are_missing(
     monkeypatch.setattr("lm.kernels.build.BUILD_DIR", tmp_path / "not_built")
     monkeypatch.setattr("lm.kernels.library.load", library.load.__wrapped__)
     monkeypatch.setattr("lm.kernels.library._path", library._path.__wrapped__)
-    fix = "not built; run `python -m lm.kernels.build`, or set LM_KERNELS=0 to continue this exact"
+    fix = "not built; run `python -m lm.kernels.build`"
     with pytest.raises(RunError, match=fix):
         train_here(tmp_path / "run", *flags, 3, "--resume")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before

@@ -74,7 +74,7 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
         assert caplog.text.count("would cover 100%: sort the vocabulary") == num_warnings
 
 
-@pytest.mark.parametrize("cutoffs", ["", "5"])
+@pytest.mark.parametrize("cutoffs", ["", "5"])  # the adaptive softmax is for large vocabularies
 def test_a_vocabulary_that_needs_much_memory_is_a_warning(tmp_path, caplog, cutoffs):
     text = "".join(f"{number:x}\n" for number in range(400_000))
     options = RunOptions(data_path=write(tmp_path / "d", train=text))
