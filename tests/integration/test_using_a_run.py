@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from lm.config import Config
-from lm.data.symbols import Bytes
+from lm.data.symbols import Bytes, Characters
+from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.inference.saved_model import export
@@ -22,6 +23,7 @@ from tests.untrained import make_run, write_run
 from tests.using_a_run import check_commands_agree
 
 PROMPT = "ba ta"
+CHARACTERS = Characters(Vocabulary(("<eos>", "<unk>", "a", "b")))
 
 
 def score(run, text, *arguments):
@@ -71,13 +73,22 @@ def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
     assert "this command is a single process: start it without mpirun" in result.stderr
 
 
-def test_line_ends_of_windows_are_a_warning(tmp_path):
-    write_run(tmp_path / "run", Config(hidden_size=3), Bytes())
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        (Bytes(), b"a\r\nb\r\n", "the lines end in \\r, as in Windows files"),
+        (CHARACTERS, b"a\r\nb\r\n", "the lines end in \\r, as in Windows files"),
+        (Bytes(), b"\xe4\r\n", "lm: error: the standard input, line 1: not UTF-8: byte 0xe4"),
+    ],
+)
+def test_files_of_windows_are_explained(tmp_path, kind, text, says):
+    write_run(tmp_path / "run", Config(hidden_size=3), kind)
     command = [*fork_server.python(), "-m", "lm.score", "--run", f"{tmp_path}/run"]
-    for text, count in (("a\r\nb\r\n", 1), ("a\nb\r\n", 0)):
-        result = run_command(command, environment(), 60, input=text)
-        assert result.stderr.count("the lines end in \\r, as in Windows files") == count
-        assert len(result.stdout.splitlines()) == 2
+    process = subprocess.run(
+        command, env=environment(), input=text, stdout=-1, stderr=-1, timeout=60, cwd=ROOT
+    )
+    assert says in process.stderr.decode()
+    assert process.returncode == (2 if "error" in says else 0)
 
 
 def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):

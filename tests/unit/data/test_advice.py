@@ -74,6 +74,16 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
         assert caplog.text.count("would cover 100%: sort the vocabulary") == num_warnings
 
 
+JAPANESE = "今日はとても良い天気です。\n明日はたぶん雨が降るでしょう。\n"
+
+
+@pytest.mark.parametrize(("text", "is_advised"), [(JAPANESE, True), (LINES, False)])
+def test_a_text_without_spaces_is_a_warning(tmp_path, caplog, text, is_advised):
+    load_corpus(write(tmp_path / "d", train=text, valid=text + "犬 z\n"))
+    assert ("the text has no spaces between words" in caplog.text) == is_advised
+    assert ("<unk> never occurs" in caplog.text) != is_advised
+
+
 @pytest.mark.parametrize("cutoffs", ["", "5"])  # the adaptive softmax is for large vocabularies
 def test_a_vocabulary_that_needs_much_memory_is_a_warning(tmp_path, caplog, cutoffs):
     text = "".join(f"{number:x}\n" for number in range(400_000))

@@ -102,6 +102,12 @@ def test_the_next_tokens_are_the_most_probable_words(request, name, prompt):
     np.testing.assert_allclose([p for _, p in found], expected[order], rtol=1e-5)
 
 
+def test_next_tokens_with_the_same_characters_have_different_names(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=4), Bytes())
+    (found,) = Generator(open_run(tmp_path / "run")).next_tokens(["a"], 256)
+    assert len(dict(found)) == 256
+
+
 def test_beam_search_finds_what_an_exhaustive_search_finds(tmp_path):
     words = ("<eos>", "a", "b", "c", "d")
     write_run(tmp_path / "run", Config(hidden_size=8, init_scale=0.9), Words(Vocabulary(words)))

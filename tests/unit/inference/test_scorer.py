@@ -76,6 +76,10 @@ def test_the_columns_of_the_output(run):
     assert format_score(score, ScoreOptions(), run.tokenizer) == "\t".join(cells[:4])
     as_json = json.loads(format_score(score, ScoreOptions(format="json"), run.tokenizer))
     assert as_json["log_probability"] == score.log_prob and as_json["unknown"] == 1
+    options = ScoreOptions(format="json", per_word=True)
+    as_json = json.loads(format_score(score, options, run.tokenizer))
+    assert as_json["token_texts"] == ["w1", " <unk>", "\n"]
+    assert as_json["token_log_probabilities"] == score.log_probs.tolist()
 
 
 def test_totals_of_json_agree_with_the_lines_and_are_valid_json(run):
