@@ -1,10 +1,12 @@
 """The evaluation of a network over the local rows."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tqdm import tqdm
 
 from lm import logger
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
@@ -13,6 +15,7 @@ from lm.model.windows import WindowRunner, build_window_graph
 from lm.perplexity import NllSum
 
 _UNITS_PER_NAT = 2.0**40
+_LOG_SECONDS = 50.0  # less than the silence after which `Heartbeat` logs the activity
 
 
 class Evaluator:
@@ -83,6 +86,7 @@ def run_evaluation(
 ) -> tuple[int, int]:
     """Run an evaluation over windows, and return the sum (see `units_of`) and the tokens."""
     units = tokens = 0
+    begun = logged_at = time.monotonic()
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
         parts = runner.run(session.run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
@@ -90,4 +94,8 @@ def run_evaluation(
         units += units_of(counted)
         tokens += len(counted)
         poll()
+        if (now := time.monotonic()) - logged_at > _LOG_SECONDS:
+            logged_at, done = now, (index + 1) / batches.num_windows
+            left = tqdm.format_interval((now - begun) * (1 / done - 1))
+            logger.info(f"{done:.0%} is evaluated, left {left}")
     return units, tokens

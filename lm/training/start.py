@@ -31,6 +31,9 @@ from lm.training.prepare import Job
 from lm.training.restore import InitialValues, values_to_resume
 
 _FEW_TOKENS = 128  # a micro-batch with fewer tokens needs most of its time to read large weights
+_MANY_TOKENS = 1_000_000  # a shorter validation takes seconds or minutes
+# Evaluating a token takes about a third of the time of training on it.
+_MOST_VALIDATION = 0.5
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
@@ -165,6 +168,23 @@ def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) 
     reporter.event("start", **facts)
     for line in _summary(job, facts):
         logger.info(line)
+    warn_of_long_validation(job)
+
+
+def warn_of_long_validation(job: Job) -> None:
+    """Warn if validations of a large split take a large part of the time of the run."""
+    config, options, total = job.config, job.options, job.batches.steps_per_epoch
+    steps = min(config.eval_every_steps or total, total)
+    steps = min(steps, planned_steps(config, total, options.max_steps))
+    trained, size = steps * config.batch_size * config.num_steps, len(job.corpus.valid)
+    on_each = 1 if options.distributed_eval else job.comm.size  # times as long as on all ranks
+    if options.eval and size > _MANY_TOKENS and size * on_each > _MOST_VALIDATION * trained:
+        where = "on all ranks" if options.distributed_eval else "on rank 0"
+        logger.warning(
+            f"each validation evaluates {size:,} tokens {where}, after training on {trained:,}"
+            " tokens on all ranks: add --distributed_eval, validate less often, or use smaller"
+            " splits (--split 0.01,0.01 for a single file); --test_on none omits the test"
+        )
 
 
 def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:

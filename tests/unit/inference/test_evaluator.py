@@ -58,3 +58,14 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
     else:
         assert "bits_per_character" not in found
     assert (found["word_perplexity"] == found["perplexity"]) == (kind == "words")
+
+
+def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "lm")
+    monkeypatch.setattr("lm.model.evaluation._LOG_SECONDS", -1)
+    write_run(str(tmp_path / "run"), Config(hidden_size=2, num_steps=5), WORD)
+    (tmp_path / "text").write_text("cat " * 8 + "\n")  # two windows
+    evaluate(str(tmp_path / "run"), [str(tmp_path / "text")], eval_batch_size=1)
+    lines = [line for line in caplog.messages if "is evaluated" in line]
+    assert len(lines) == 2 and lines[0].startswith("50% is evaluated, left 00:")
+    assert lines[1] == "100% is evaluated, left 00:00"
