@@ -69,8 +69,9 @@ def train(
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
                 f"out of memory ({short_message(error)}): reduce the model or batch_size, use more"
-                " hosts, limit the vocabulary of --tokenizer words with --vocab_size, or lower"
-                " --micro_batches_at_once for a network of a config file"
+                " hosts, or limit the vocabulary of --tokenizer words with --vocab_size; for a"
+                " network of a config file, raise --virtual_ranks (fewer rows per thread; must"
+                " divide batch_size), then lower --micro_batches_at_once"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()
