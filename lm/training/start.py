@@ -277,6 +277,7 @@ def describe_micro_batches(job: Job) -> str:
     """Return the size of the micro-batches if a user-defined network computes them separately."""
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
+    config, options, size = job.config, job.options, job.comm.size
     rows, *others = job.batches.rows.micro_batches
     count, threads, advice = len(others) + 1, job.device.inter_op, ""
     if count < threads:
@@ -286,6 +287,13 @@ def describe_micro_batches(job: Job) -> str:
         )
     elif count > threads and rows * job.config.num_steps < _FEW_TOKENS:
         advice = "; fewer --virtual_ranks are faster if the model is large"
+    sharers = size if options.distributed_eval else 1
+    evaluated = -(-config.eval_batch_size // (rows * sharers))  # micro-batches per rank
+    if options.eval and evaluated < min(count, threads):
+        advice += (
+            f"; a validation uses only {evaluated} of {threads} threads: raise --eval_batch_size to"
+            f" {rows * sharers * threads}"
+        )
     return f", {rows} per micro-batch{advice}"
 
 

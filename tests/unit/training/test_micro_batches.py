@@ -1,7 +1,6 @@
 """Micro-batches: their sums, seeds, added losses and moving averages."""
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
@@ -11,13 +10,11 @@ from lm import kernels
 from lm.config import Config
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import Device
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model import lstm
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
-from lm.training import start
 from lm.training.step import Division, build_train_graph, run_step
 from tests.unit.model.networks import GOOD, HEADER, V, fields_read_by
 
@@ -164,18 +161,6 @@ def test_virtual_ranks_must_divide_the_batch_of_a_user_defined_network(load):
     with pytest.raises(UserError, match=r"virtual_ranks 8 does not divide batch_size 12.*ranks 4"):
         functions.resolve(Config(batch_size=12, virtual_ranks=8))
     assert BUILT_IN.resolve(Config(batch_size=3)).virtual_ranks == 8
-
-
-def test_the_summary_names_threads_without_a_micro_batch():
-    batches = types.SimpleNamespace(rows=Rows(0, 20, (5, 5, 5, 5)))
-    functions = types.SimpleNamespace(is_built_in=False)
-    for num_threads, is_named in ((8, True), (4, False)):
-        device = Device(1, num_threads, None)
-        job = types.SimpleNamespace(
-            functions=functions, device=device, batches=batches, config=Config()
-        )
-        found = start.describe_micro_batches(job)
-        assert ("only 4 of 8 threads have a micro-batch" in found) == is_named
 
 
 def test_fewer_micro_batches_at_once_need_equal_micro_batches():

@@ -5,6 +5,8 @@ import types
 import numpy as np
 
 from lm.config import Config, RunOptions
+from lm.data.batches import rows_of_rank
+from lm.distributed.devices import Device
 from lm.training import start
 
 
@@ -26,3 +28,32 @@ def test_a_warning_names_validations_that_take_a_large_part_of_the_time(caplog):
     assert is_warned(config={"eval_every_steps": 100}) and is_warned(max_steps=100)
     assert not is_warned(max_steps=100, eval=False)
     assert not is_warned(max_steps=1, num_tokens=900_000)
+
+
+def advice(num_threads, config, num_ranks=1, **options):
+    """Return the size of the micro-batches of a user-defined network, and the advice."""
+    rows = rows_of_rank(config.batch_size, 0, num_ranks, config.virtual_ranks)
+    job = types.SimpleNamespace(
+        functions=types.SimpleNamespace(is_built_in=False),
+        device=Device(1, num_threads, None),
+        batches=types.SimpleNamespace(rows=rows),
+        comm=types.SimpleNamespace(size=num_ranks),
+        config=config,
+        options=RunOptions(**options),
+    )
+    return start.describe_micro_batches(job)
+
+
+def test_the_summary_names_threads_without_a_micro_batch():
+    config = Config(batch_size=20, virtual_ranks=4)
+    assert "; only 4 of 8 threads have a micro-batch: raise --virtual_ranks" in advice(8, config)
+    assert advice(4, config) == ", 5 per micro-batch"
+
+
+def test_the_summary_names_threads_that_validations_do_not_use():
+    config = Config(batch_size=64, virtual_ranks=8)  # 20 rows are three micro-batches
+    text = "; a validation uses only 3 of 8 threads: raise --eval_batch_size to 64"
+    assert advice(8, config) == f", 8 per micro-batch{text}"
+    assert advice(3, config) == advice(8, config, eval=False) == ", 8 per micro-batch"
+    shared = advice(4, config, num_ranks=2, distributed_eval=True)
+    assert shared.endswith("a validation uses only 2 of 4 threads: raise --eval_batch_size to 64")
