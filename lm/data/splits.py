@@ -3,7 +3,9 @@
 A split consists of text or of token IDs. It is stored in one file or in a directory of files.
 """
 
+import bisect
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,15 +106,16 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
     if path.endswith(ID_ENDS):
         raise UserError(f"{path} has no lines: put train and valid files into a directory")
     _check_no_json(path)
-    num_lines, num_bytes, last = 0, 0, b"\n"
+    num_lines, num_bytes, last, blocks = 0, 0, b"\n", []
     for block in read_blocks([Part(path)], "counting"):
+        blocks.append((num_lines, num_bytes))
         num_lines += block.data.count(b"\n")
         num_bytes += len(block.data)
         last = block.data[-1:] or last
     num_lines += last != b"\n"  # the last line may have no line end
     sizes = [int(num_lines * share / 100) for share in shares]
     valid, test = num_lines - sum(sizes), num_lines - sizes[1]
-    bounds = [0, _offset(path, valid), _offset(path, test), num_bytes]
+    bounds = [0, _offset(path, blocks, valid), _offset(path, blocks, test), num_bytes]
     return {
         split: Source(path, (Part(path, start, stop, line + 1),), False)
         for split, line, start, stop in zip(SPLITS, (0, valid, test), bounds, bounds[1:])
@@ -120,15 +123,18 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
     }
 
 
-def _offset(path: str, line: int) -> int:
+def _offset(path: str, blocks: Sequence[tuple[int, int]], line: int) -> int:
     """Return the byte position at which a line starts, or the file size if no such line exists.
 
     Lines are counted from 0.
+
+    Args:
+      blocks: The numbers of line ends and bytes in front of each block of the file.
     """
-    position = 0
-    for block in read_blocks([Part(path)], "dividing"):
-        line_ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == ord("\n"))
-        if line < block.line + len(line_ends):
-            return position + (int(line_ends[line - block.line]) + 1 if line else 0)
-        position += len(block.data)
-    return position
+    if not line:
+        return 0
+    ends_before, start = blocks[bisect.bisect_left(blocks, (line, 0)) - 1]
+    data = next(read_blocks([Part(path, start)], "dividing")).data
+    line_ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    index = line - ends_before - 1
+    return start + (int(line_ends[index]) + 1 if index < len(line_ends) else len(data))

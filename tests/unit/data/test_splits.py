@@ -9,7 +9,8 @@ import pytest
 
 from lm.config import Config
 from lm.data.corpus import load_corpus
-from lm.data.splits import find_splits
+from lm.data.splits import SPLITS, divide_file, find_splits
+from lm.data.text import BLOCK_BYTES, read_blocks
 from lm.errors import UserError
 from tests.unit.data.texts import words_of, write
 
@@ -79,6 +80,27 @@ def test_a_single_file_is_divided_by_lines(tmp_path, end, split, sizes):
         found = "".join(words_of(corpora[0], name))
         assert found.rstrip("\n").split("\n") == lines[begin : begin + size]
         begin += size
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("lines", [["line\n"] * 200_000, ["x" * 300_000 + "\n"] * 7 + ["end"]])
+def test_a_large_file_is_divided_in_one_pass(tmp_path, monkeypatch, name, lines):
+    text, sizes = "".join(lines).encode(), []
+
+    def counting(*args):
+        for block in read_blocks(*args):
+            sizes.append(len(block.data))
+            yield block
+
+    monkeypatch.setattr("lm.data.splits.read_blocks", counting)
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    sources = divide_file(str(tmp_path / name), "30,15")
+    assert sum(sizes) <= len(text) + 2 * BLOCK_BYTES
+    test = int(len(lines) * 0.15)
+    valid = test + int(len(lines) * 0.3)
+    for split, part in zip(SPLITS, (lines[:-valid], lines[-valid:-test], lines[-test:])):
+        found = b"".join(block.data for block in read_blocks(sources[split].parts, "reading"))
+        assert found.decode() == "".join(part)
 
 
 @pytest.mark.parametrize("share", ["x", "5", "5,5,5", "50,50", "-1,5", "nan,5", ""])
