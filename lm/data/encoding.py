@@ -242,6 +242,11 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise UserError(
+                    f"cannot map {entry} into memory: raise the limit on the address space"
+                    " (ulimit -v, or h_vmem of a scheduler) above the size of its files"
+                ) from error
             logger.info("cannot keep the encoded corpus in %s: %s", directory, error.strerror)
             failures.append(f"{directory}: {error.strerror}")
     raise RunError(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from lm.data.symbols import BUILT
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import EOS
 from lm.errors import RunError
-from tests.commands import ROOT
+from tests.commands import ROOT, run_code
 from tests.unit.data.texts import load_obeying_permissions, words_of, write
 
 pytestmark = pytest.mark.timeout(60)
@@ -86,6 +87,30 @@ def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lm.data.encoding, "cache_directories", lambda _: places)
     with pytest.raises(RunError, match=r"file/cache: File exists; /proc/nothing: .*XDG_CACHE"):
         load_corpus(data_path)
+
+
+def test_a_limit_on_the_address_space_is_one_clear_error(tmp_path):
+    code = """
+import logging, resource, sys
+from lm.data.corpus import load_corpus, Config
+from lm.errors import UserError
+load = lambda: load_corpus(sys.argv[1], Config(tokenizer="bytes"))
+load()
+logging.basicConfig(level="INFO")
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (16 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+try:
+    load()
+except UserError as error:
+    print(error)
+"""
+    data_path = write(tmp_path / "text", train="the cat\n" * (1 << 20))  # 32 MiB of token IDs
+    result = run_code(code, data_path)
+    message = (
+        rf"cannot map {data_path}/.cache/\S+ into memory: raise the limit on the address space"
+    )
+    assert re.match(message, result.stdout) and "encoding" not in result.stderr
 
 
 def test_the_second_start_does_not_encode(tmp_path, encodings):
