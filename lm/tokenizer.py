@@ -38,6 +38,9 @@ _SEPARATOR = "<|endoftext|>"
 _NUM_BYTES = 256
 _COMPLETE = re.compile(r".*\S(?=[ \n\r\u3000])", re.DOTALL)
 _SAMPLE_SIZE = 1 << 20  # words
+# BpeTrainer counts pairs of tokens in 32 bits. "he" is 2 to 3% of an English text, so its
+# count overflows in a text of about 75 GB.
+_MAX_BPE_BYTES = 32 << 30
 _MAX_CHARACTERS = 1 << 20  # spaces and line ends do not count
 
 
@@ -68,6 +71,13 @@ def _tokenizer(argv):
         raise UserError(f"--output {output} already exists: choose a different file, or remove it")
     train = {"bpe": train_bpe, "unigram": train_unigram}[options.kind]
     source = find_train(options.data_path, options.split)
+    paths = [part.path for part in source.parts]
+    size = sum(map(os.path.getsize, filter(os.path.exists, paths)))
+    if options.kind == "bpe" and size > _MAX_BPE_BYTES:
+        raise UserError(
+            f"{source.path} is larger than {_MAX_BPE_BYTES:,} bytes, so the counts of bpe could"
+            " overflow: train the tokenizer on a sample of the text"
+        )
     try:
         with open_atomically(output) as file:  # Report a read-only directory before the training.
             blocks = read_blocks(source.parts, "reading")
@@ -185,13 +195,15 @@ def _sample(counts: collections.Counter[str]) -> list[str]:
     """Repeat each word according to its count, and return the words in a random order.
 
     If the text is short, each word is repeated as often as it occurs in the text. Otherwise, all
-    counts are reduced by the same factor, but each word is returned at least once.
+    counts are reduced by the same factor, but each word is returned at least once. Rare words of a
+    text with many different words are omitted, because most of the sample would consist of them.
 
     SentencePiece also accepts pairs of words and counts, but it ignores the counts when it selects
     candidates for pieces. If the sample is sorted, SentencePiece does not find whole words.
     """
     share = min(1, _SAMPLE_SIZE / counts.total())
-    repeated = (itertools.repeat(w, max(1, int(n * share))) for w, n in sorted(counts.items()))
+    kept = sorted(counts.most_common(_SAMPLE_SIZE))
+    repeated = (itertools.repeat(w, max(1, int(n * share))) for w, n in kept)
     words = list(itertools.chain.from_iterable(repeated))
     random.Random(0).shuffle(words)
     return words

@@ -1,5 +1,6 @@
 """The command that trains tokenizers: any form of a text gives the same file."""
 
+import collections
 import gzip
 import json
 
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from lm.data.subwords import load_subwords
 from lm.data.text import Part, read_blocks
 from lm.errors import UserError
-from lm.tokenizer import find_train, read_complete_words, train_bpe, train_unigram
+from lm.tokenizer import (
+    _sample,
+    _tokenizer,
+    find_train,
+    read_complete_words,
+    train_bpe,
+    train_unigram,
+)
 from tests.commands import one_error, run_module
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -82,6 +90,25 @@ def test_decoding_returns_any_text(tokenizer, kind, text):
     assert tokenizer[kind].decode(ids) == text
     assert tokenizer[kind].tokens.index("<|endoftext|>") in ids
     assert tokenizer[kind].tokens[tokenizer[kind].eos_id] == "\u010a"  # a line end
+
+
+def test_a_sample_does_not_consist_of_rare_words(monkeypatch):
+    monkeypatch.setattr("lm.tokenizer._SAMPLE_SIZE", 100)
+    words = ["cat"] * 2000 + ["dog"] * 1000 + [str(i) for i in range(1000)]
+    found = collections.Counter(_sample(collections.Counter(words)))
+    assert (found["cat"], found["dog"], len(found)) == (50, 25, 100)
+    words = ["cat"] * 20 + ["dog"] * 10 + [str(i) for i in range(20)]
+    assert sorted(_sample(collections.Counter(words))) == sorted(words)
+
+
+def test_a_text_that_is_too_large_for_bpe_is_one_line(text, tmp_path, monkeypatch):
+    monkeypatch.setattr("lm.tokenizer._MAX_BPE_BYTES", len(SAMPLE.encode()) - 1)
+    flags = ["lm.tokenizer", "--data_path", str(text.parent), "--vocab_size", "300"]
+    flags += ["--output", str(tmp_path / "new.json")]
+    with pytest.raises(UserError, match=r"train.txt is larger than .* on a sample of the text$"):
+        _tokenizer(flags)
+    assert not list(tmp_path.iterdir())
+    _tokenizer([*flags, "--kind", "unigram"])
 
 
 def test_frequent_words_are_tokens(tokenizer):
