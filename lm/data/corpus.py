@@ -50,10 +50,10 @@ class Corpus:
 
     record: CorpusRecord  # kind, path and SHA-256 (of the splits and the vocabulary)
     tokenizer: Tokenizer
-    train: np.ndarray  # memory-mapped int32 token IDs [tokens]
+    train: np.ndarray  # memory-mapped int32 token IDs [tokens], or None if they are not loaded
     valid: np.ndarray
     test: np.ndarray | None  # None if the corpus has no test split
-    encoded: Mapping[str, Encoded]  # for each split
+    encoded: Mapping[str, Encoded]  # for each split that is loaded
     sources: Mapping[str, Source]  # for each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
@@ -211,6 +211,7 @@ def load_corpus(
     config: Config = _CONFIG,
     data_url: str | None = None,
     tokenizer: Tokenizer | None = None,
+    only: str | None = None,
 ) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
@@ -219,8 +220,11 @@ def load_corpus(
         which is downloaded if the directory contains neither; see data/README.md.
       config: Selects the tokenizer and limits its vocabulary.
       tokenizer: Replaces the tokenizer of the config.
+      only: The only split to load, which needs a tokenizer; None for all splits.
     """
     kind, directory, sources = _find_sources(data_path, config, data_url)
+    if only and only not in sources:
+        raise UserError(f"the corpus in {data_path} has no {only} split")
     sha256_by_split = {split: sha256_of_text(source.parts) for split, source in sources.items()}
     for split, source in sources.items() if kind == "ptb" else ():
         if sha256_by_split[split] != PTB_SHA256[os.path.basename(source.path)]:
@@ -231,7 +235,7 @@ def load_corpus(
     is_inherited = tokenizer is not None
     given = None if is_inherited else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
-    recipe = Recipe(sources, sha256_by_split, config, tokenizer)
+    recipe = Recipe(sources, sha256_by_split, config, tokenizer, only)
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
         check_known(sources[split].path, facts, encoded.tokenizer, given)
@@ -246,9 +250,7 @@ def load_corpus(
     return Corpus(
         CorpusRecord(kind, os.path.abspath(data_path), _digest(identity), _digest(identity[:-1])),
         encoded.tokenizer,
-        encoded.ids["train"],
-        encoded.ids["valid"],
-        encoded.ids.get("test"),
+        *map(encoded.ids.get, SPLITS),
         encoded=encoded.splits,
         sources=sources,
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.

@@ -59,10 +59,21 @@ class Recipe:
     sha256: Mapping[str, str]  # for each split
     config: Config
     tokenizer: Tokenizer | None  # None: the training text determines the vocabulary
+    only: str | None = None  # the split to load, if no other is needed; requires a tokenizer
+
+    @property
+    def loaded(self) -> dict[str, Source]:
+        """The splits to load."""
+        return {split: s for split, s in self.sources.items() if self.only in (None, split)}
+
+    @property
+    def name(self) -> str:
+        """The name of the encoded splits to load in a cache, if it lacks the whole corpus."""
+        return f"{self.key}-{self.only}" if self.only else self.key
 
     @property
     def key(self) -> str:
-        """The name of the encoded corpus in a cache."""
+        """The name of the whole encoded corpus in a cache."""
         parts = [f"v{_sha256_of_rules()[:16]}", *(sha256[:16] for sha256 in self.sha256.values())]
         config = self.config
         name = self.tokenizer.name if self.tokenizer else config.tokenizer
@@ -125,10 +136,10 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
     `<unk>` does not occur in the training text.
     """
     config, tokenizer = recipe.config, recipe.tokenizer
-    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
+    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.loaded}
     pieces, found = _new_ids(), {}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
-    for split, source in reversed(recipe.sources.items()):
+    for split, source in reversed(recipe.loaded.items()):
         logger.info("encoding %s", source.path)
         if tokenizer:
             found[split] = encode_source(source, tokenizer, paths[split], config.token_dtype)
@@ -229,7 +240,7 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
     """Open the encoded form of a corpus. Encode the corpus first if necessary."""
     failures = []
     for directory in cache_directories(data_path):
-        entry = os.path.join(directory, recipe.key)
+        entry = os.path.join(directory, recipe.name)
         try:
             for path in (os.path.dirname(directory), directory):
                 os.makedirs(path, 0o755, exist_ok=True)  # the umask may let a group write
@@ -258,6 +269,8 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
 def _find_entry(directory: str, recipe: Recipe) -> EncodedCorpus | None:
     """Return the encoded corpus in a cache, or None if it is missing or corrupt."""
     found = _open_entry(os.path.join(directory, recipe.key), recipe)
+    if recipe.only and not found:
+        found = _open_entry(os.path.join(directory, recipe.name), recipe)
     builds = recipe.config.tokenizer in BUILT and not recipe.config.vocabulary
     if found or not recipe.tokenizer or not builds or recipe.sources["train"].reads_ids:
         return found
@@ -312,10 +325,11 @@ def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
         check_private(entry)
         with open_regular(os.path.join(entry, "entry.json")) as file:
             record = from_json(_EntryRecord, parse_object(file.read()), "entry.json")
+        files = {split: f"{split}.ids" for split in recipe.loaded}
+        unused = {f"{split}.ids" for split in recipe.sources} - {*files.values()}
         for name, expected in record.sha256.items():
-            if sha256_of(os.path.join(entry, name)) != expected:
+            if name not in unused and sha256_of(os.path.join(entry, name)) != expected:
                 raise ValueError(f"{name}: checksum mismatch")
-        files = {split: f"{split}.ids" for split in recipe.sources}
         return EncodedCorpus(
             {s: np.memmap(os.path.join(entry, f), ID_DTYPE, mode="r") for s, f in files.items()},
             recipe.tokenizer or saved_tokenizer(entry),

@@ -144,9 +144,7 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
                 " on: to evaluate a text file, pass it with --split"
             ) from error
         raise
-    corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer)
-    if split not in corpus.sources:
-        raise UserError(f"the corpus in {data_path} has no {split} split")
+    corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer, only=split)
     if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since the training of {run.directory}: to use"

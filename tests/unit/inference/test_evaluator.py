@@ -1,6 +1,7 @@
 """The metrics of an evaluation, computed by hand from the log-probabilities of lm.score."""
 
 import math
+import shutil
 
 import pytest
 
@@ -11,7 +12,8 @@ from lm.data.vocabulary import Vocabulary
 from lm.inference.evaluator import evaluate
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
-from tests.untrained import write_run
+from tests.unit.data.texts import write
+from tests.untrained import make_run, write_run
 
 SENTENCE = "thé cat  sat on thé mat"
 WORDS = ("<eos>", "<unk>", "thé", "cat", "sat", "on", "mat")
@@ -58,6 +60,16 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
     else:
         assert "bits_per_character" not in found
     assert (found["word_perplexity"] == found["perplexity"]) == (kind == "words")
+
+
+def test_a_split_is_evaluated_without_encoding_the_others(tmp_path):
+    data_path, run = write(tmp_path / "d"), str(tmp_path / "run")
+    make_run(run, data_path, corpus="files")
+    expected = evaluate(run, ["valid", "test"])
+    shutil.rmtree(tmp_path / "d/.cache")
+    assert evaluate(run, ["valid", "test"]) == expected
+    assert len([*tmp_path.glob("d/.cache/v*")]) == 2
+    assert not [*tmp_path.glob("d/.cache/*/train.ids")]
 
 
 def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog):
