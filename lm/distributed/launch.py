@@ -39,6 +39,8 @@ PER_TASK = ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # In the order of their dependencies.
 _OPEN_MPI = ("libopen-pal.so.40", "libopen-rte.so.40", "libmpi.so.40")
+# Otherwise, mpirun spreads ranks over the hosts of a scheduler's job.
+_THIS_HOST = ("-mca", "ras", "^slurm,tm,lsf,gridengine")
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY
 _TICK_SECONDS = 0.5
 
@@ -142,7 +144,8 @@ def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
             f"mpirun is not in PATH: source {script('env.sh')}, activate the environment that"
             " contains it (docs/installation.md), or load the module of your Open MPI"
         )
-    return ["mpirun", *(ranks_on(num_ranks, hosts) if hosts else ["-np", str(num_ranks)])]
+    ranks = ranks_on(num_ranks, hosts) if hosts else [*_THIS_HOST, "-np", str(num_ranks)]
+    return ["mpirun", *ranks]
 
 
 def ranks_on(num_ranks: int, hosts: str) -> list[str]:

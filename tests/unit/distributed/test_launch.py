@@ -70,6 +70,13 @@ def test_options_of_mpirun_take_precedence_over_the_defaults():
         assert result.stdout == f"{shown}\n", result.stderr
 
 
+def test_ranks_without_hosts_stay_on_this_host_of_a_job():
+    job = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1,n2", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    command = [*launch.mpirun_command(2), "sh", "-c", "echo $OMPI_COMM_WORLD_LOCAL_SIZE"]
+    result = run_command(command, launch.mpirun_environment(**job), timeout=30)
+    assert result.stdout == "2\n2\n", result.stderr
+
+
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
     for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NETWORK", "NCCL_DEBUG", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
