@@ -86,7 +86,8 @@ def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
     common["data_path"] = options.data_path
     facts = [{**dataclasses.asdict(task), **common} for task in tasks]
     ranks, timeout = tasks[0].ranks, _TIMEOUT_SECONDS * len(tasks)
-    launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
+    uses_mpirun = ranks > 1 or options.hosts  # one rank runs on the first host
+    launcher = launch.mpirun_command(ranks, options.hosts) if uses_mpirun else []
     name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
     environment = launch.mpirun_environment(
         OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"

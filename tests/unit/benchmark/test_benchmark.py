@@ -19,7 +19,7 @@ from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
 from lm.data.batches import Rows
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.gemm_peak import flops_per_token
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
@@ -170,6 +170,16 @@ class TestPrediction:
         assert found == sorted(found, reverse=True)
 
 
+def test_one_rank_runs_on_the_first_host(monkeypatch, tmp_path):
+    """The command may start on a login node with other cores."""
+    (tmp_path / "mpirun").write_text('#!/bin/sh\necho "Error: mpirun $*" >&2; exit 1\n')
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    options = ScalingOptions(config="config_test", hosts="a,b")
+    with pytest.raises(RunError, match=r"on 1 rank failed: .*mpirun -np 1 -H a,b "):
+        worker.run([worker.Task(CONFIG)], options)
+
+
 class TestWorkload:
     def test_word_frequencies_follow_zipf(self):
         ids, vocab_size = load_words(Config(num_steps=35, batch_size=20), None)
@@ -220,6 +230,7 @@ class TestOptions:
             ("scaling", ["--ranks", "0,1"], "ranks must be positive integers"),
             ("scaling", ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
             ("scaling", ["--hosts", "a:x"], "hosts must be"),
+            ("scaling", ["--hosts", "a,b", "--ranks", "1,4"], "a,b have 2 slots, too few for 4"),
             ("scaling", ["--config", "config_gru"], "defines a network"),
             ("advise", ["--ranks", "2"], "Unknown command line flag"),
             ("advise", ["--link_gbps", "0"], "link_gbps"),
