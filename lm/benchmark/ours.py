@@ -16,8 +16,8 @@ from lm.config import Config
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
+from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.model import plain
 from lm.model.network import Network
 from lm.model.windows import WindowRunner
 from lm.training import step as training
@@ -162,13 +162,20 @@ def measure_products(
     """
     tokens, hidden = config.batch_size * config.num_steps, config.hidden_size
     sessions = session_config(start_tensorflow(comm, threads))
+    if not kernels.available():
+        raise UserError(f"`products` measures compiled operations; {kernels.description()}")
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         shapes = [tokens, hidden], [hidden, vocab_size], [tokens, vocab_size]
         variables = [tf.Variable(tf.random.uniform(shape, -0.1, 0.1)) for shape in shapes]
-        inputs, weights, gradient = map(tf.convert_to_tensor, variables)
+        # oneDNN's bfloat16 product needs bfloat16 factors, and also rounds the result.
+        rounded = [tf.Variable(tf.cast(v.initial_value, config.precision)) for v in variables]
         ops = []
-        for matmul in (kernels.matmul, plain.matmul):
-            logits = matmul(inputs, weights, config.precision)
+        for factors, product in (
+            (variables, lambda a, b: kernels.matmul(a, b, config.precision)),
+            (rounded, tf.matmul),
+        ):
+            inputs, weights, gradient = map(tf.convert_to_tensor, factors)
+            logits = product(inputs, weights)
             gradients = tf.gradients(logits, [weights, inputs], gradient)
             ops.append([tensor.op for tensor in (logits, *gradients)])
         session.run(tf.global_variables_initializer())

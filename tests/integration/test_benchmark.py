@@ -7,7 +7,7 @@ import pytest
 
 from lm.benchmark.step_time import PEERS
 from lm.report.benchmarks import read_benchmark
-from tests.commands import events, run_module
+from tests.commands import events, one_error, run_module
 
 TINY = (
     "--config", "config_test", "--hidden_size", 16, "--num_steps", 5, "--batch_size", 4,
@@ -17,11 +17,15 @@ TINY = (
 pytestmark = pytest.mark.timeout(240)
 
 
-def benchmark(out, command, *arguments, **options):
-    """Run a benchmark; return its record and the finished process."""
-    result = run_module(
+def run_benchmark(out, command, *arguments, **options):
+    return run_module(
         "lm.benchmark", command, "--out", out, *TINY, *arguments, timeout=200, **options
     )
+
+
+def benchmark(out, command, *arguments, **options):
+    """Run a benchmark; return its record and the finished process."""
+    result = run_benchmark(out, command, *arguments, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     (path,) = out.glob("*.json")
     return json.loads(path.read_text()), result
@@ -101,6 +105,11 @@ def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
     assert [row["sizes"] for row in rows] == ["20 x 16 x 60", "16 x 20 x 60", "20 x 60 x 16"]
     for row in rows:
         assert row["speed_over_onednn"] == pytest.approx(row["onednn_ms"] / row["ms"])
+
+
+def test_products_need_the_compiled_operations(tmp_path):
+    result = run_benchmark(tmp_path, "products", env={"LM_KERNELS": "0"})
+    assert "`products` measures compiled operations; no compiled ops: " in one_error(result, 1)
 
 
 def test_a_trace_divides_a_step_among_its_operations(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.graph_util import extract_sub_graph
 
-from lm.benchmark import worker
+from lm import kernels
+from lm.benchmark import ours, worker
 from lm.benchmark.__main__ import parse, run
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
@@ -19,6 +20,7 @@ from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
 from lm.data.batches import Rows
+from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from lm.gemm_peak import flops_per_token
 from lm.model.network import Network
@@ -178,6 +180,19 @@ def test_one_rank_runs_on_the_first_host(monkeypatch, tmp_path):
     options = ScalingOptions(config="config_test", hosts="a,b")
     with pytest.raises(RunError, match=r"on 1 rank failed: .*mpirun -np 1 -H a,b "):
         worker.run([worker.Task(CONFIG)], options)
+
+
+def test_products_are_compared_with_products_of_the_same_precision(monkeypatch):
+    if not kernels.available():
+        pytest.skip("needs the compiled operations")
+    timed = []
+    monkeypatch.setattr(ours, "_seconds", lambda _, op: timed.append(op) or 1.0)
+    for precision in ("float32", "bfloat16"):
+        config = dataclasses.replace(CONFIG, precision=precision)
+        ours.measure_products(config, VOCAB_SIZE, 1, Communicator())
+        onednn = {op.outputs[0].dtype.name for op in timed if op.type == "MatMul"}
+        assert onednn == {precision}
+        timed.clear()
 
 
 class TestWorkload:
