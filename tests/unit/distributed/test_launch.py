@@ -78,13 +78,15 @@ def test_ranks_without_hosts_stay_on_this_host_of_a_job():
 
 
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
-    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NETWORK", "NCCL_DEBUG", "XLA_FLAGS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    path = os.environ["PATH"]
+    for name in launch.passed_variables()[1::2]:
+        monkeypatch.delenv(name)
+    for name in ("PATH", "PYTHONPATH", "HOROVOD_FUSION_THRESHOLD", "GLIBC_TUNABLES"):
+        monkeypatch.setenv(name, path)
+    passed = "-x PATH -x PYTHONPATH -x HOROVOD_FUSION_THRESHOLD -x GLIBC_TUNABLES"
     command = " ".join(launch.mpirun_command(3, "host1:2,host2"))
-    assert " -H host1:2,host2 " in command
-    assert command.endswith("-x PATH -x PYTHONPATH")
-    assert launch.ranks_on(1, "host3")[-4:] == ["-x", "PATH", "-x", "PYTHONPATH"]
+    assert command.endswith(f" -H host1:2,host2 {passed}")
+    assert launch.ranks_on(1, "host3")[-8:] == passed.split()
     assert "-x" not in launch.mpirun_command(2)
 
 
