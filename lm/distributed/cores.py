@@ -26,13 +26,24 @@ def claim_cores() -> int:
     MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
     binding that the user requested (taskset, srun, mpirun --bind-to or --map-by ...:PE=N) stays.
     """
-    first, count, total = map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":"))
+    first, count, total = _slots()
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, _given_cores())
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores_of_slots(cores, first, count, total))
     # Round up: one thread cannot use the time of 1.5 cores.
     return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
+
+
+def count_threads(comm: Communicator, cores: int) -> int:
+    """Return the number of threads of this rank, which has claimed these cores.
+
+    All ranks call this function together.
+    """
+    _, count, total = _slots()
+    # Ranks with separate cores share the quota of their container too.
+    quota = cpu_quota() * count / total / comm.local_size
+    return max(math.ceil(min(cores // count_sharers(comm), quota)), 1)
 
 
 def count_sharers(comm: Communicator) -> int:
@@ -45,6 +56,11 @@ def count_sharers(comm: Communicator) -> int:
     cores_of_ranks = comm.gather((host, sorted(own)))
     same = sum(host == other and not own.isdisjoint(cores) for other, cores in cores_of_ranks)
     return min(same, comm.local_size)  # Several hosts may have the same name.
+
+
+def _slots() -> tuple[int, ...]:
+    """Return the first slot, the number of slots, and the total of the host; see `HOST_SLOTS`."""
+    return tuple(map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":")))
 
 
 def _given_cores() -> Collection[int]:

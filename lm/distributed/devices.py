@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import claim_cores, count_sharers
+from lm.distributed.cores import claim_cores, count_threads
 from lm.errors import UserError
 from lm.system import without_stderr
 
@@ -48,8 +48,8 @@ def start_tensorflow(
     # The first exchange also reports the errors of ranks that did not get this far.
     with on_all_ranks(comm):
         cores = claim_cores()
-    sharers = count_sharers(comm)
-    count = intra_op or max(cores // sharers, 1)
+    share = count_threads(comm, cores)  # an exchange, even if only some ranks need it
+    count = intra_op or share
     with on_all_ranks(comm):
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
         _keep_conversions()

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lm.distributed import cores
+from lm.distributed.communicator import Communicator
 from tests.commands import environment, mpirun, run_command
 
 
@@ -94,6 +95,19 @@ def test_the_quota_limits_the_number_of_cores(monkeypatch):
     for quota, count in ((0.3, 1), (all_cores - 0.5, all_cores), (math.inf, all_cores)):
         monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
         assert cores.claim_cores() == count
+
+
+@pytest.mark.parametrize(
+    ("ranks", "quota", "slots", "threads"),
+    [(1, 1.5, "0:1:1", 2), (2, 16, "0:1:1", 8), (2, 16, "0:1:2", 4), (8, 4, "0:1:1", 1),
+     (2, math.inf, "0:1:1", 16)],
+)  # fmt: skip
+def test_ranks_with_separate_cores_share_the_quota(monkeypatch, ranks, quota, slots, threads):
+    comm = Communicator()  # no other rank has cores of this rank
+    comm.local_size = ranks
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    monkeypatch.setenv(cores.HOST_SLOTS, slots)
+    assert cores.count_threads(comm, math.ceil(min(16, quota))) == threads
 
 
 # One write per line: the lines of two ranks must not interleave, even with PYTHONUNBUFFERED=1.
