@@ -35,6 +35,7 @@ from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.turns import RepeatedOptions, take_turns
 from lm.benchmark.worker import Task, run
 from lm.config import MAX_ROWS, Config
+from lm.functions import VIRTUAL_RANKS
 from lm.options import option
 
 _RANKS = [2**power for power in range(13)]
@@ -117,14 +118,20 @@ class Predictor:
         return evaluation / (evaluation + training)
 
 
+def part_of_rank(config: Config, ranks: int) -> Config:
+    """Return the config of a rank with the rows and micro-batches of one of N ranks."""
+    rows, count = -(-config.batch_size // ranks), config.virtual_ranks or VIRTUAL_RANKS
+    return replace(config, batch_size=rows, virtual_ranks=max(count // ranks, 1))
+
+
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     """Measure the steps of one rank and an exchange between two ranks, and predict step times."""
     counts = {"strong": [n for n in _RANKS if n <= config.batch_size]}
     counts["weak"] = [n for n in _RANKS if n * config.batch_size <= MAX_ROWS]
     shapes = run([Task(config)], options)[0]["shapes"]
     sizes = message_bytes(config, shapes)
-    rows = {-(-config.batch_size // ranks) for ranks in counts["strong"]}
-    tasks = {count: Task(replace(config, batch_size=count)) for count in rows}
+    parts = [part_of_rank(config, ranks) for ranks in counts["strong"]]
+    tasks = {part.batch_size: Task(part) for part in parts}
     exchange_task = Task(config, "exchange", 2, message_bytes=sizes)
     results = take_turns([{"exchange": exchange_task}, tasks], options)
     exchange = results.pop("exchange")

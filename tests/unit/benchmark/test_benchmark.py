@@ -12,14 +12,14 @@ from tensorflow.compat.v1.graph_util import extract_sub_graph
 from lm import kernels
 from lm.benchmark import ours, worker
 from lm.benchmark.__main__ import parse, run
-from lm.benchmark.advise import Predictor
+from lm.benchmark.advise import Predictor, part_of_rank
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
 from lm.benchmark.step_time import NOT_IN_PEERS, StepOptions
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
-from lm.data.batches import Rows
+from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from lm.gemm_peak import flops_per_token
@@ -153,6 +153,17 @@ class TestPrediction:
         slow = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.2, 0.0, file_operations_per_second=2e4)
         assert slow.predict("weak", 64)["limit"] == "latency"
         assert slow.predict("weak", 64)["start_s"] == pytest.approx(64 * 26_700 / 2e4)
+
+    @pytest.mark.parametrize("virtual_ranks", [None, 2])
+    def test_computation_has_the_micro_batches_of_a_rank(self, virtual_ranks):
+        config = Config(batch_size=20, virtual_ranks=virtual_ranks)
+        for ranks in (1, 2, 4, 8, 16):
+            part = part_of_rank(config, ranks)
+            measured = rows_of_rank(part.batch_size, 0, 1, part.virtual_ranks)
+            # The last rank has no fewer rows than the others.
+            real = rows_of_rank(20, ranks - 1, ranks, virtual_ranks or 8)
+            assert measured.count == real.count
+            assert len(measured.micro_batches) == len(real.micro_batches)
 
     def test_ranks_that_share_cores_take_turns(self):
         found = [
