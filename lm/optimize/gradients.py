@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from lm import logger
 from lm.distributed.communicator import Communicator
@@ -113,7 +114,12 @@ def _add(gradient: Gradient | None, separate: tf.Tensor | None) -> Gradient | No
 
 
 def _seconds_between(before: Sequence[Gradient | None], after: Sequence[Gradient | None]):
-    """Return the time from the last of some gradients to the last of other gradients."""
+    """Return the time from the last of some gradients to the last of other gradients.
+
+    Return 0 if the user enabled TensorFlow's op determinism on a GPU, because it rejects the clock.
+    """
+    if is_op_determinism_enabled():
+        return tf.constant(0, tf.float64)
 
     def time_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
         with tf.control_dependencies(values):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import config
 
 from lm.distributed import devices
 from lm.distributed.communicator import Communicator
@@ -89,8 +90,8 @@ def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
     comm.local_rank, comm.local_size = 1, 2
     assert devices.choose_gpu(comm, num_visible, uuids) == gpu
     device = devices.Device(1, 1, gpu)
-    config = devices.session_config(device)
-    assert config.gpu_options.visible_device_list == ("" if gpu is None else str(gpu))
+    session_config = devices.session_config(device)
+    assert session_config.gpu_options.visible_device_list == ("" if gpu is None else str(gpu))
     assert device.name == ("CPU:0" if gpu is None else f"GPU:{gpu}")
 
 
@@ -105,3 +106,16 @@ def test_ranks_that_share_a_gpu_are_rejected(uuids):
 def test_tensorfloat_32_is_off():
     devices.start_tensorflow(Communicator())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+def test_op_determinism_is_disabled_on_cpus(caplog):
+    """It rejects the clock and random operations without a seed, which initialize variables."""
+    caplog.set_level("INFO", "lm")
+    config.enable_op_determinism()
+    try:
+        devices.start_tensorflow(Communicator())
+        with tf.Graph().as_default(), tf.Session() as session:
+            session.run([tf.timestamp(), tf.random.uniform([])])
+    finally:
+        config.disable_op_determinism()
+    assert "op determinism is disabled" in caplog.text

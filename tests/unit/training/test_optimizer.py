@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework.config import disable_op_determinism, enable_op_determinism
 
 from lm.config import Config
 from lm.distributed.communicator import Communicator
@@ -98,6 +99,19 @@ def test_only_the_rows_of_the_batch_are_computed(optimizer):
     types = {op.type for op in graph.get_operations()}
     assert types & {"ResourceScatterAdd", "ResourceSparseApplyAdagrad"}
     assert not types & {"ResourceApplyGradientDescent", "ResourceApplyAdagrad"}
+
+
+def test_the_exchange_is_not_timed_if_tensorflow_rejects_the_clock():
+    """Users enable this on GPUs."""
+    enable_op_determinism()
+    try:
+        with tf.Graph().as_default(), tf.Session() as session:
+            weight = tf.get_variable("weight", initializer=1.0, use_resource=True)
+            exchange = exchange_gradients(weight * 2, 1, Communicator())
+            session.run(tf.global_variables_initializer())
+            assert session.run([exchange.seconds, exchange.gradients]) == [0.0, [2.0]]
+    finally:
+        disable_op_determinism()
 
 
 BATCHES = [[2, 0, 2], [0, 0, 0], [2, 2, 3]]  # row 1 is never used; row 3 is used last
