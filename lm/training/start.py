@@ -34,6 +34,7 @@ _FEW_TOKENS = 128  # a micro-batch with fewer tokens needs most of its time to r
 _MANY_TOKENS = 1_000_000  # a shorter validation takes seconds or minutes
 # Evaluating a token takes about a third of the time of training on it.
 _MOST_VALIDATION = 0.5
+_MOST_VIRTUAL_RANKS = 256  # the largest choice of Config.virtual_ranks
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
@@ -277,17 +278,18 @@ def describe_micro_batches(job: Job) -> str:
     """Return the size of the micro-batches if a user-defined network computes them separately."""
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
-    config, options, size = job.config, job.options, job.comm.size
+    config, options, num_ranks = job.config, job.options, job.comm.size
     rows, *others = job.batches.rows.micro_batches
     count, threads, advice = len(others) + 1, job.device.inter_op, ""
     if count < threads:
+        needed = min(1 << (threads * num_ranks - 1).bit_length(), _MOST_VIRTUAL_RANKS)
         advice = (
-            f"; only {count} of {threads} threads have a micro-batch: raise --virtual_ranks, which"
-            " must divide --batch_size"
+            f"; only {count} of {threads} threads have a micro-batch: use --virtual_ranks {needed}"
+            f" and a --batch_size that is a multiple of {needed}"
         )
-    elif count > threads and rows * job.config.num_steps < _FEW_TOKENS:
+    elif count > threads and rows * config.num_steps < _FEW_TOKENS:
         advice = "; fewer --virtual_ranks are faster if the model is large"
-    sharers = size if options.distributed_eval else 1
+    sharers = num_ranks if options.distributed_eval else 1
     evaluated = -(-config.eval_batch_size // (rows * sharers))  # micro-batches per rank
     if options.eval and evaluated < min(count, threads):
         advice += (

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.config import Config
+from lm.config import Config, RunOptions
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
@@ -161,6 +161,26 @@ def test_virtual_ranks_must_divide_the_batch_of_a_user_defined_network(load):
     with pytest.raises(UserError, match=r"virtual_ranks 8 does not divide batch_size 12.*ranks 4"):
         functions.resolve(Config(batch_size=12, virtual_ranks=8))
     assert BUILT_IN.resolve(Config(batch_size=3)).virtual_ranks == 8
+
+
+def test_the_summary_names_threads_without_a_micro_batch():
+    batches = types.SimpleNamespace(rows=Rows(0, 20, (5, 5, 5, 5)))
+    functions = types.SimpleNamespace(is_built_in=False)
+    comm = types.SimpleNamespace(size=2)
+    for num_threads, is_named in ((8, True), (4, False)):
+        device = Device(1, num_threads, None)
+        job = types.SimpleNamespace(
+            functions=functions,
+            device=device,
+            batches=batches,
+            config=Config(),
+            comm=comm,
+            options=RunOptions(eval=False),
+        )
+        found = start.describe_micro_batches(job)
+        advice = "use --virtual_ranks 16 and a --batch_size that is a multiple of 16"
+        named = f"only 4 of 8 threads have a micro-batch: {advice}"
+        assert (named in found) == is_named
 
 
 def test_fewer_micro_batches_at_once_need_equal_micro_batches():
