@@ -1029,10 +1029,13 @@ class AddNOp : public OpKernel {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(
-    Name("AddN").Device(DEVICE_CPU).TypeConstraint<float>("T").Priority(1), AddNOp<float>);
-REGISTER_KERNEL_BUILDER(
-    Name("AddN").Device(DEVICE_CPU).TypeConstraint<double>("T").Priority(1), AddNOp<double>);
+#define REGISTER_ADD_N(T) \
+  REGISTER_KERNEL_BUILDER( \
+      Name("AddN").Device(DEVICE_CPU).TypeConstraint<T>("T").Priority(1), AddNOp<T>)
+REGISTER_ADD_N(float);
+REGISTER_ADD_N(double);
+REGISTER_ADD_N(Eigen::bfloat16);
+REGISTER_ADD_N(Eigen::half);
 
 // ---- Average ------------------------------------------------------------------------------------
 
