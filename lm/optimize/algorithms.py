@@ -45,6 +45,22 @@ class _Adagrad(tf.train.AdagradOptimizer):
         for v in var_list:
             self._get_or_make_slot(v, tf.fill(v.shape, initial_value), "accumulator", self._name)
 
+    # Version 2 divides by the square root. Version 1 uses the CPU's approximation of 1 / sqrt(x).
+    def _resource_apply_dense(self, grad, var):
+        total = self.get_slot(var, "accumulator")
+        rate = tf.cast(self._learning_rate_tensor, grad.dtype)
+        return tf.raw_ops.ResourceApplyAdagradV2(
+            var=var.handle, accum=total.handle, lr=rate, epsilon=tf.zeros([], grad.dtype), grad=grad
+        )
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        total = self.get_slot(var, "accumulator")
+        rate = tf.cast(self._learning_rate_tensor, grad.dtype)
+        return tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=var.handle, accum=total.handle, lr=rate, epsilon=tf.zeros([], grad.dtype),
+            grad=grad, indices=indices,
+        )  # fmt: skip
+
 
 def _rmsprop(rate: tf.Tensor, decay: float, epsilon: float) -> tf.train.Optimizer:
     """Return RMSProp as in TF 1.x: weights -= rate * gradient / sqrt(mean + epsilon).
@@ -60,7 +76,6 @@ class _Optimizer(NamedTuple):
     create: Callable[..., tf.train.Optimizer]  # arguments: the learning rate and the settings
     settings: tuple[str, ...] = ()  # fields of Config; without weight_decay, the gradient has it
     keeps_unused_rows: bool = False  # whether it only changes the rows of words in the batch
-    depends_on_cpu: bool = False  # whether CPU models round it differently
 
 
 OPTIMIZERS = {
@@ -68,10 +83,7 @@ OPTIMIZERS = {
     # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
     "momentum": _Optimizer(tf.train.MomentumOptimizer, ("momentum",)),
     "adam": _Optimizer(_Adam, ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")),
-    # TensorFlow's Adagrad uses the CPU's approximation of 1 / sqrt(x).
-    "adagrad": _Optimizer(
-        _Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True, depends_on_cpu=True
-    ),
+    "adagrad": _Optimizer(_Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True),
     "rmsprop": _Optimizer(_rmsprop, ("rmsprop_decay", "rmsprop_epsilon")),
 }
 _SETTINGS = [name for each in OPTIMIZERS.values() for name in each.settings]

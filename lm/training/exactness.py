@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 from lm import kernels, logger, system
 from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
-from lm.optimize.algorithms import OPTIMIZERS
 from lm.training.prepare import Job
 from lm.training.step import NUM_SUMS
 
@@ -60,8 +59,7 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
 
 
 def _arithmetic(job: Job) -> str:
-    optimizer = OPTIMIZERS[job.config.optimizer]
-    if job.functions.is_built_in and not optimizer.depends_on_cpu:
+    if job.functions.is_built_in:
         return kernels.arithmetic(job.config.precision)
     one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
     return (
