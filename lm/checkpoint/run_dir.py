@@ -172,6 +172,8 @@ def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) ->
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):
         reason, fix = f"the {name} has changed", "check --data_path"
+        if name == "vocabulary":  # A resumed run reads it from these files.
+            fix = f"restore vocabulary.txt or tokenizer/ in the run's directory, or {fix}"
     else:
         before, now = earlier.config.get(name), record.config.get(name)
         reason = f"{name} was {before!r} in this run and is {now!r} now"

@@ -72,6 +72,14 @@ def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
         resume(lambda manifest: None, vocab_size=50)
 
 
+def test_a_changed_vocabulary_names_its_files(resume):
+    def change(manifest):
+        manifest["record"]["vocabulary"] = "0" * 64
+
+    with pytest.raises(UserError, match=r"the vocabulary has changed; restore vocabulary\.txt or"):
+        resume(change)
+
+
 def test_runs_that_start_in_the_same_second_have_different_directories(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda form: "now")
