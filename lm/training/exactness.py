@@ -50,6 +50,12 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
         logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
     if why:
         results = "results on different numbers of ranks are equal up to rounding"
+        other_sizes = job.device.gpu is not None or job.config.virtual_ranks % job.comm.size
+        if other_sizes and not job.functions.is_built_in:
+            results += (
+                ", or differ more if the network uses batch statistics, context.seed() or"
+                " context.sample_candidates, because micro-batches have other sizes"
+            )
         if network.audit.why_irreproducible:
             results = "results of two runs may differ"
         text = f"no: {why}; {results}"
