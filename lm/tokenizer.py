@@ -29,7 +29,7 @@ from lm.cli import program
 from lm.cli.parser import parse
 from lm.config import Config
 from lm.data.splits import Source, divide_file, find_splits
-from lm.data.text import Block, decode_blocks, read_blocks
+from lm.data.text import Block, Part, decode_blocks, read_blocks
 from lm.errors import UserError, error_class, needs_extra
 from lm.files import open_atomically
 from lm.options import Checked, option
@@ -40,7 +40,8 @@ _COMPLETE = re.compile(r".*\S(?=[ \n\r\u3000])", re.DOTALL)
 _SAMPLE_SIZE = 1 << 20  # words
 # BpeTrainer counts pairs of tokens in 32 bits. "he" is 2 to 3% of an English text, so its
 # count overflows in a text of about 75 GB.
-_MAX_BPE_BYTES = 32 << 30
+_MAX_BPE_BYTES = 32_000_000_000
+_GZIP_RATIO = 3
 _MAX_CHARACTERS = 1 << 20  # spaces and line ends do not count
 
 
@@ -71,9 +72,7 @@ def _tokenizer(argv):
         raise UserError(f"--output {output} already exists: choose a different file, or remove it")
     train = {"bpe": train_bpe, "unigram": train_unigram}[options.kind]
     source = find_train(options.data_path, options.split)
-    paths = [part.path for part in source.parts]
-    size = sum(map(os.path.getsize, filter(os.path.exists, paths)))
-    if options.kind == "bpe" and size > _MAX_BPE_BYTES:
+    if options.kind == "bpe" and sum(map(_num_bytes, source.parts)) > _MAX_BPE_BYTES:
         raise UserError(
             f"{source.path} is larger than {_MAX_BPE_BYTES:,} bytes, so the counts of bpe could"
             " overflow: train the tokenizer on a sample of the text"
@@ -86,6 +85,15 @@ def _tokenizer(argv):
     except OSError as error:
         raise error_class(error)(f"cannot write {output}: {error.strerror}") from error
     print(f"wrote {output}: {tokenizer.get_vocab_size():,} tokens")
+
+
+def _num_bytes(part: Part) -> int:
+    """Return the number of bytes of a text, or an estimate if the text is compressed."""
+    if part.stop is not None:
+        return part.stop - part.start
+    if not os.path.exists(part.path):
+        return 0
+    return os.path.getsize(part.path) * (_GZIP_RATIO if part.path.endswith(".gz") else 1)
 
 
 def find_train(data_path: str, split: str) -> Source:

@@ -7,7 +7,7 @@
 # Cost: about a minute on 2 cores, plus the setup (see setup.sh) the first time.
 # Result: the perplexities next to the corpus's true perplexity, on the console and in runs/quickstart-<time>/.
 set -euo pipefail
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-} # the host may have one GPU for two ranks
+export CUDA_VISIBLE_DEVICES= # the host may have one GPU for two ranks
 export CONFIG=config_test
 exec "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/train.sh" \
     --output_dir "runs/quickstart-$(date +%Y%m%d-%H%M%S)" "$@"

@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm import logger
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
@@ -60,13 +60,20 @@ class AdviceOptions(RepeatedOptions):
     )
 
 
+class Part(NamedTuple):
+    """The part of a global batch that a rank computes."""
+
+    batch_size: int  # rows
+    virtual_ranks: int  # micro-batches
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Predicts the step time of several ranks from the step time of one rank and an exchange."""
 
     config: Config
     shapes: Mapping[str, Sequence[int]]  # variable name -> shape
-    compute: Mapping[Any, float]  # rows -> seconds of a step on one rank
+    compute: Mapping[Part, float]  # seconds of a step on one rank
     fixed: float  # seconds per exchange: Horovod's cycle, and the work for each message
     seconds_per_byte: float  # seconds per byte that a rank sends
     latency: float = 0.0  # seconds per hop
@@ -87,14 +94,14 @@ class Predictor:
     def predict(self, kind: str, ranks: int) -> dict[str, Any]:
         """Predict the step time of N ranks with "strong" or "weak" scaling."""
         sized = scaled_config(self.config, kind, ranks)
-        compute = self.compute[-(-sized.batch_size // ranks)]
+        compute = self.compute[part_of_rank(sized, ranks)]
         parts = compute, *self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
         turns = max(ranks / max(self.ranks_at_once, 1.0), 1.0)
         compute, latency, transfer = (turns * part for part in parts)
         limits = {"computation": compute, "latency": latency, "bandwidth": transfer}
         exchange = latency + transfer
         work = sized.batch_size / self.config.batch_size
-        one = self.compute[self.config.batch_size]
+        one = self.compute[part_of_rank(self.config, 1)]
         speedup = work * one / (compute + exchange)
         return {
             "scaling": kind,
@@ -112,16 +119,17 @@ class Predictor:
     def _evaluation_share(self, batch_size: int, step_seconds: float) -> float:
         """Return the share of an epoch on PTB in which only rank 0 works, and evaluates."""
         config = self.config
-        seconds_per_token = self.compute[config.batch_size] / (config.batch_size * config.num_steps)
+        tokens = config.batch_size * config.num_steps
+        seconds_per_token = self.compute[part_of_rank(config, 1)] / tokens
         evaluation = _FORWARD_SHARE * seconds_per_token * _PTB_TOKENS["valid"]
         training = step_seconds * _PTB_TOKENS["train"] / (batch_size * config.num_steps)
         return evaluation / (evaluation + training)
 
 
-def part_of_rank(config: Config, ranks: int) -> Config:
-    """Return the config of a rank with the rows and micro-batches of one of N ranks."""
-    rows, count = -(-config.batch_size // ranks), config.virtual_ranks or VIRTUAL_RANKS
-    return replace(config, batch_size=rows, virtual_ranks=max(count // ranks, 1))
+def part_of_rank(config: Config, ranks: int) -> Part:
+    """Return the part of a global batch that one of N ranks computes."""
+    count = config.virtual_ranks or VIRTUAL_RANKS
+    return Part(-(-config.batch_size // ranks), max(count // ranks, 1))
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
@@ -130,8 +138,10 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     counts["weak"] = [n for n in _RANKS if n * config.batch_size <= MAX_ROWS]
     shapes = run([Task(config)], options)[0]["shapes"]
     sizes = message_bytes(config, shapes)
-    parts = [part_of_rank(config, ranks) for ranks in counts["strong"]]
-    tasks = {part.batch_size: Task(part) for part in parts}
+    parts = {
+        part_of_rank(scaled_config(config, kind, n), n) for kind in KINDS for n in counts[kind]
+    }
+    tasks = {part: Task(replace(config, **part._asdict())) for part in sorted(parts)}
     exchange_task = Task(config, "exchange", 2, message_bytes=sizes)
     results = take_turns([{"exchange": exchange_task}, tasks], options)
     exchange = results.pop("exchange")
@@ -140,7 +150,7 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     predictor = Predictor(
         config,
         shapes,
-        {count: median(result["seconds"]) for count, result in results.items()},
+        {part: median(result["seconds"]) for part, result in results.items()},
         fixed=empty,
         seconds_per_byte=per_byte + 8e-9 / options.link_gbps,
         latency=options.link_latency_us * 1e-6,

@@ -179,7 +179,7 @@ def _locate(
     # downloaded only into a given or the default directory, because the download takes minutes. If
     # the disk of a text is not mounted, PTB must not be downloaded instead.
     is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
-    is_place = is_default or (data_path and (os.path.isdir(data_path) or _is_for_ptb(data_path)))
+    is_place = os.path.isdir(data_path) or _is_for_ptb(data_path) if data_path else is_default
     if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_place):
         return candidates[-1]
     raise missing_error(

@@ -253,11 +253,6 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
-            if error.errno == errno.ENOMEM:
-                raise UserError(
-                    f"cannot map {entry} into memory: raise the limit on the address space"
-                    " (ulimit -v, or h_vmem of a scheduler) above the size of its files"
-                ) from error
             logger.info("cannot keep the encoded corpus in %s: %s", directory, error.strerror)
             failures.append(f"{directory}: {error.strerror}")
     raise RunError(
@@ -317,6 +312,19 @@ class _EntryRecord:
     splits: Mapping[str, Encoded]
 
 
+def map_ids(path: str) -> np.ndarray:
+    """Map a file of token IDs into memory, [tokens]."""
+    try:
+        return np.memmap(path, ID_DTYPE, mode="r")
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise UserError(
+            f"cannot map {path} into memory: raise the limit on the address space (ulimit -v, or"
+            " h_vmem of a scheduler) above the size of this file"
+        ) from error
+
+
 def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
     """Return the entry, or None if it is missing or corrupt."""
     if not os.path.isdir(entry):
@@ -330,12 +338,11 @@ def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
         for name, expected in record.sha256.items():
             if name not in unused and sha256_of(os.path.join(entry, name)) != expected:
                 raise ValueError(f"{name}: checksum mismatch")
-        return EncodedCorpus(
-            {s: np.memmap(os.path.join(entry, f), ID_DTYPE, mode="r") for s, f in files.items()},
-            recipe.tokenizer or saved_tokenizer(entry),
-            {split: record.splits[split] for split in files},
-        )
+        tokenizer = recipe.tokenizer or saved_tokenizer(entry)
+        splits = {split: record.splits[split] for split in files}
     # Other errors must not replace the entry, because other jobs may be training from it.
     except (FileNotFoundError, ValueError, KeyError) as error:
-        logger.info("the encoded corpus in %s is corrupt (%s); rebuilding", entry, error)
+        logger.info("the encoded corpus in %s is corrupt (%s)", entry, error)
         return None
+    ids = {split: map_ids(os.path.join(entry, name)) for split, name in files.items()}
+    return EncodedCorpus(ids, tokenizer, splits)

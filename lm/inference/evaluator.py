@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data.corpus import check_known, find_data_path, load_corpus
-from lm.data.encoding import ID_DTYPE, Encoded, encode_source
+from lm.data.encoding import Encoded, encode_source, map_ids
 from lm.data.splits import SPLITS, Source, source_of
 from lm.data.symbols import Characters
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
@@ -158,7 +158,7 @@ def _encode(run: Run, name: str, source: Source) -> Text:
         # The mapping keeps the contents of the file after the file is removed.
         with tempfile.NamedTemporaryFile(prefix="lm-") as file:
             encoded = encode_source(source, run.tokenizer, file.name, run.config.token_dtype)
-            ids = np.memmap(file.name, ID_DTYPE, mode="r")
+            ids = map_ids(file.name)
     except OSError as error:  # The error does not contain the path if the disk is full.
         raise RunError(
             f"cannot write to {tempfile.gettempdir()} ({error.strerror}): free some space, or set"

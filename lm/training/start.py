@@ -181,10 +181,11 @@ def warn_of_long_validation(job: Job) -> None:
     on_each = 1 if options.distributed_eval else job.comm.size  # times as long as on all ranks
     if options.eval and size > _MANY_TOKENS and size * on_each > _MOST_VALIDATION * trained:
         where = "on all ranks" if options.distributed_eval else "on rank 0"
+        divide = "add --distributed_eval, " if on_each > 1 else ""
         logger.warning(
             f"each validation evaluates {size:,} tokens {where}, after training on {trained:,}"
-            " tokens on all ranks: add --distributed_eval, validate less often, or use smaller"
-            " splits (--split 0.01,0.01 for a single file); --test_on none omits the test"
+            f" tokens on all ranks: {divide}validate less often, or start a run with smaller splits"
+            " (--split 0.01,0.01 for a single file); --test_on none omits the test"
         )
 
 

@@ -12,9 +12,9 @@ from tensorflow.compat.v1.graph_util import extract_sub_graph
 from lm import kernels
 from lm.benchmark import ours, worker
 from lm.benchmark.__main__ import parse, run
-from lm.benchmark.advise import Predictor, part_of_rank
+from lm.benchmark.advise import Part, Predictor, part_of_rank
 from lm.benchmark.peer_tensorflow import TutorialGraph
-from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
+from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.step_time import NOT_IN_PEERS, StepOptions
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
@@ -126,6 +126,8 @@ def _flops(product):
 
 class TestPrediction:
     WEIGHTS = {"embedding": [50, 12], "softmax/weights": [12, 50]}  # noqa: RUF012
+    # Any number of micro-batches takes the same time.
+    WHOLE = {Part(4, count): 0.1 for count in (8, 4, 2, 1)}  # noqa: RUF012
 
     def test_exchange_of_four_ranks_by_hand(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {}, 1e-3, 2e-9, latency=1e-5)
@@ -135,7 +137,7 @@ class TestPrediction:
         assert predictor.exchange_seconds([8_000_000], 1) == (0, 0)
 
     def test_speedup(self):
-        predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1, 2: 0.06}, 0.04, 0.0)
+        predictor = Predictor(CONFIG, self.WEIGHTS, {**self.WHOLE, Part(2, 4): 0.06}, 0.04, 0.0)
         strong = predictor.predict("strong", 2)
         assert strong["step_ms"] == pytest.approx(100)
         assert strong["speedup"] == pytest.approx(1.0)
@@ -150,7 +152,7 @@ class TestPrediction:
         # One pass over the validation text costs a third of a step per token.
         share = 73_760 / 3 / (73_760 / 3 + 929_589)
         assert alone["evaluation_share"] == pytest.approx(share)
-        slow = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.2, 0.0, file_operations_per_second=2e4)
+        slow = Predictor(CONFIG, self.WEIGHTS, self.WHOLE, 0.2, 0.0, file_operations_per_second=2e4)
         assert slow.predict("weak", 64)["limit"] == "latency"
         assert slow.predict("weak", 64)["start_s"] == pytest.approx(64 * 26_700 / 2e4)
 
@@ -164,10 +166,13 @@ class TestPrediction:
             real = rows_of_rank(20, ranks - 1, ranks, virtual_ranks or 8)
             assert measured.count == real.count
             assert len(measured.micro_batches) == len(real.micro_batches)
+        weak = [part_of_rank(scaled_config(config, "weak", ranks), ranks) for ranks in (1, 2, 16)]
+        count = virtual_ranks or 8
+        assert weak == [(20, count), (20, count // 2), (20, 1)]
 
     def test_ranks_that_share_cores_take_turns(self):
         found = [
-            Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.04, 1e-5, ranks_at_once=cores)
+            Predictor(CONFIG, self.WEIGHTS, self.WHOLE, 0.04, 1e-5, ranks_at_once=cores)
             for cores in (math.inf, 2, 0.5)
         ]
         own, shared, slow = (
@@ -178,7 +183,7 @@ class TestPrediction:
         assert slow == pytest.approx([own[0], 2 * own[1], 4 * own[2]])
 
     def test_more_ranks_never_raise_the_efficiency_of_weak_scaling(self):
-        predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 1e-3, 2e-9, latency=1e-5)
+        predictor = Predictor(CONFIG, self.WEIGHTS, self.WHOLE, 1e-3, 2e-9, latency=1e-5)
         found = [predictor.predict("weak", 2**power)["efficiency"] for power in range(13)]
         assert found == sorted(found, reverse=True)
 

@@ -84,7 +84,7 @@ def test_a_single_file_is_divided_by_lines(tmp_path, end, split, sizes):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("lines", [["line\n"] * 200_000, ["x" * 300_000 + "\n"] * 7 + ["end"]])
-def test_a_large_file_is_divided_in_one_pass(tmp_path, monkeypatch, name, lines):
+def test_a_large_file_is_divided_in_one_pass_and_two_blocks(tmp_path, monkeypatch, name, lines):
     text, sizes = "".join(lines).encode(), []
 
     def counting(*args):

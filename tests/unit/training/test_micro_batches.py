@@ -1,25 +1,20 @@
 """Micro-batches: their sums, seeds, added losses and moving averages."""
 
 import dataclasses
-import types
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.checkpoint.progress import TrainProgress
-from lm.config import Config, RunOptions
+from lm.config import Config
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import Device
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model import lstm
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
-from lm.training import start
-from lm.training.exactness import find_exactness
 from lm.training.step import Division, build_train_graph, run_step
 from tests.unit.model.networks import GOOD, HEADER, V, fields_read_by
 
@@ -166,48 +161,6 @@ def test_virtual_ranks_must_divide_the_batch_of_a_user_defined_network(load):
     with pytest.raises(UserError, match=r"virtual_ranks 8 does not divide batch_size 12.*ranks 4"):
         functions.resolve(Config(batch_size=12, virtual_ranks=8))
     assert BUILT_IN.resolve(Config(batch_size=3)).virtual_ranks == 8
-
-
-def test_the_summary_names_threads_without_a_micro_batch():
-    batches = types.SimpleNamespace(rows=Rows(0, 20, (5, 5, 5, 5)))
-    functions = types.SimpleNamespace(is_built_in=False)
-    comm = types.SimpleNamespace(size=2)
-    for num_threads, is_named in ((8, True), (4, False)):
-        device = Device(1, num_threads, None)
-        job = types.SimpleNamespace(
-            functions=functions,
-            device=device,
-            batches=batches,
-            config=Config(),
-            comm=comm,
-            options=RunOptions(eval=False),
-        )
-        found = start.describe_micro_batches(job)
-        advice = "use --virtual_ranks 16 and a --batch_size that is a multiple of 16"
-        named = f"only 4 of 8 threads have a micro-batch: {advice}"
-        assert (named in found) == is_named
-
-
-@needs_kernels
-@pytest.mark.parametrize(
-    "gpu, size, is_built_in, is_named",
-    [(None, 3, False, True), (0, 2, False, True), (None, 3, True, False), (0, 2, True, False)],
-)
-def test_the_summary_names_what_depends_on_the_sizes_of_micro_batches(
-    gpu, size, is_built_in, is_named
-):
-    comm = types.SimpleNamespace(size=size, gather=lambda x: [x] * size)
-    comm.why_inexact = lambda sizes: "plain TensorFlow"
-    job = types.SimpleNamespace(
-        comm=comm,
-        config=Config(virtual_ranks=4),
-        device=Device(1, 1, gpu),
-        functions=types.SimpleNamespace(is_built_in=is_built_in),
-    )
-    network = types.SimpleNamespace(audit=types.SimpleNamespace(why_irreproducible=""))
-    with tf.Graph().as_default():
-        text = find_exactness(job, network, TrainProgress()).text
-    assert ("equal up to rounding, or differ more if" in text) == is_named
 
 
 def test_fewer_micro_batches_at_once_need_equal_micro_batches():

@@ -28,6 +28,8 @@ def test_a_warning_names_validations_that_take_a_large_part_of_the_time(caplog):
     assert is_warned(config={"eval_every_steps": 100}) and is_warned(max_steps=100)
     assert not is_warned(max_steps=100, eval=False)
     assert not is_warned(max_steps=1, num_tokens=900_000)
+    assert is_warned(num_ranks=4) and "add --distributed_eval" in caplog.text
+    assert is_warned(max_steps=100) and "add --distributed_eval" not in caplog.text
 
 
 def advice(num_threads, config, num_ranks=1, **options):
@@ -46,7 +48,10 @@ def advice(num_threads, config, num_ranks=1, **options):
 
 def test_the_summary_names_threads_without_a_micro_batch():
     config = Config(batch_size=20, virtual_ranks=4)
-    assert "; only 4 of 8 threads have a micro-batch: raise --virtual_ranks" in advice(8, config)
+    fix = "use --virtual_ranks 8 and a --batch_size that is a multiple of 8"
+    found = advice(8, config, eval=False)
+    assert found == f", 5 per micro-batch; only 4 of 8 threads have a micro-batch: {fix}"
+    assert "of 8 threads have a micro-batch: use --virtual_ranks 16 " in advice(8, config, 2)
     assert advice(4, config) == ", 5 per micro-batch"
 
 
