@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # Source this file to set root, the project's directory, and venv, the virtual environment. Scripts stay in the
 # user's directory, so relative paths are the user's.
-[[ $(uname) == Linux ]] || {
+[[ $OSTYPE == linux* ]] || {
     echo "this project needs Linux: on macOS, build an image with the Dockerfile; on Windows, use WSL 2" >&2
     exit 2
 }
