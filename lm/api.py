@@ -178,7 +178,7 @@ class TrainedRun:
             return list(self._open(Generator, rows).generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
-        """Return the log-probabilities of lines. Each line starts with an empty state."""
+        """Return the log-probabilities of texts. Each text starts with an empty state."""
         from lm.inference.scorer import Scorer
 
         lines = [lines] if isinstance(lines, str) else lines

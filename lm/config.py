@@ -209,8 +209,8 @@ class Config(Checked):
     virtual_ranks: int | None = option(
         None, "number of micro-batches in the global batch: runs on 1, 2, 4, ..., N ranks are"
         " bitwise identical (default: 8; for the network of a config file, the largest power of two"
-        " up to 8 that divides batch_size). Each thread needs memory for one micro-batch of such a"
-        " network, so more micro-batches need less, like gradient accumulation",
+        " up to 8 that divides batch_size). A thread computes one micro-batch of such a"
+        " network at a time, so a larger number needs less memory, like gradient accumulation",
         choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     )  # fmt: skip
 

@@ -5,11 +5,14 @@
 
 With --format npz or safetensors, the command writes a file with the weights for other frameworks.
 The name of each weight is the name of its variable. If the run has averages of its weights, they
-are exported. With V words, E inputs and H units, the built-in network has these weights:
+are exported. With V words, embeddings of size E and H units, the built-in network has these
+weights, except for an adaptive softmax or input:
 
-  embedding [V, E]; softmax/weights [H, V] (none if tied) and softmax/bias [V]
-  lstm_N/input_weights [E, 4H], lstm_N/recurrent_weights [H, 4H] and lstm_N/bias [4H], with the
-      columns of the input gate, the candidate, the forget gate and the output gate
+  embedding [V, E]; softmax/weights [H, V] and softmax/bias [V]. With --tie_weights, there is no
+      softmax/weights, and if E differs from H, there is softmax/projection [H, E].
+  lstm_0/input_weights [E, 4H], and in later layers [H, 4H]; lstm_N/recurrent_weights [H, 4H] and
+      lstm_N/bias [4H]. Their columns are the input gate, the candidate, the forget gate and the
+      output gate.
 
 torch.nn.LSTM has the transposed weights, with the candidate after the forget gate, and a second
 bias, which must be 0. If the run has --forget_bias, add it to the bias of the forget gate. With

@@ -36,8 +36,8 @@ network of a config file defines reads_words, each token is predicted from the l
 lm.evaluate reads windows of num_steps tokens separately. The perplexity of lm.evaluate is then
 usually higher.
 
-Several processes can score parts of a large file, each on its own core. Divide an n-best file
-between two lists.
+Several processes can score parts of a large file, each on its own core. A list of an n-best file
+must stay in one part.
 
   split -n l/4 -d -a1 sentences.txt part.
   for i in 0 1 2 3; do taskset -c $i python -m lm.score --run RUN < part.$i > scores.$i & done; wait

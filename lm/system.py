@@ -172,7 +172,7 @@ def import_tensorflow() -> None:
 def cpu_session() -> "tf.Session":
     """Open a session for exchanges and files. It has its own thread, and reserves no GPU memory.
 
-    Sessions without their own threads would share them, and a long save would block these threads.
+    Otherwise, it would share its threads with other sessions, and a long save would block them.
     """
     import tensorflow.compat.v1 as tf
 

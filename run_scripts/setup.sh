@@ -73,9 +73,9 @@ for candidate in "${candidates[@]}"; do
         sort -V | "$choose" -n 1) && break
 done
 [[ -n $pins_file || ! -e $venv ]] ||
-    die "$venv exists, but PYTHON=${PYTHON:-python3} does not run, or constraints/ has no file for it and" \
-        "TENSORFLOW_VERSION=${TENSORFLOW_VERSION:-*}: unset these variables if you set them, load the modules" \
-        "that were loaded then, or delete $venv and run this again"
+    die "$venv exists, but its Python (${PYTHON:-python3}) does not run, or constraints/ has no file for its versions" \
+        "of Python and TensorFlow: unset PYTHON and TENSORFLOW_VERSION, load the modules that were loaded when $venv" \
+        "was created, or delete $venv and run this again"
 [[ -n $pins_file ]] ||
     die "no suitable Python${PYTHON:+ (PYTHON=$PYTHON)}${TENSORFLOW_VERSION:+ for TensorFlow $TENSORFLOW_VERSION}:" \
         "install Python 3.10 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv; if the system has no such" \

@@ -52,8 +52,7 @@ class ScalingOptions(RepeatedOptions):
     def check(self, config: Config) -> None:
         super().check(config)
         rows_of_rank(config.batch_size, 0, self.rank_counts[-1])  # raises if there are too few rows
-        slots = sum(slots_of_hosts(self.hosts)) if self.hosts else None
-        if slots and slots < self.rank_counts[-1]:
+        if self.hosts and (slots := sum(slots_of_hosts(self.hosts))) < self.rank_counts[-1]:
             raise UserError(
                 f"hosts {self.hosts} have {slots} slots, too few for {self.rank_counts[-1]} ranks:"
                 " use host1:2,host2:2, or start fewer ranks"

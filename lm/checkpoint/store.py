@@ -67,11 +67,8 @@ def find_newest(run_dir: str) -> Checkpoint | None:
 
 
 def _find_best(run_dir: str, corrupt: Collection[str] = ()) -> Checkpoint:
-    manifests = {
-        checkpoint.path: checkpoint.manifest
-        for checkpoint in _usable(run_dir, iter, _with_manifest)
-        if checkpoint.path not in corrupt
-    }
+    readable = _usable(run_dir, iter, lambda path: Checkpoint(path, read_manifest(path)))
+    manifests = {path: manifest for path, manifest in readable if path not in corrupt}
     best = best_of(manifests)
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
@@ -109,10 +106,6 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
     return dict(_usable(run_dir, iter, verify))
-
-
-def _with_manifest(path: str) -> Checkpoint:
-    return Checkpoint(path, read_manifest(path))
 
 
 def _usable(

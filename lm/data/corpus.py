@@ -50,9 +50,10 @@ class Corpus:
 
     record: CorpusRecord  # kind, path and SHA-256 (of the splits and the vocabulary)
     tokenizer: Tokenizer
-    train: np.ndarray  # memory-mapped int32 token IDs [tokens], or None if they are not loaded
+    # Memory-mapped int32 token IDs [tokens]; None if they are missing or not loaded.
+    train: np.ndarray
     valid: np.ndarray
-    test: np.ndarray | None  # None if the corpus has no test split
+    test: np.ndarray | None
     encoded: Mapping[str, Encoded]  # for each split that is loaded
     sources: Mapping[str, Source]  # for each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
@@ -139,11 +140,6 @@ def _check_data_path(data_path: str, corpus: str) -> None:
         )
 
 
-def _texts_in(directory: str) -> list[str]:
-    """List the first files that look like texts, token IDs or archives."""
-    return [entry.name for entry in _visible(directory) if _is_text(entry)][:_MAX_NAMES]
-
-
 def _visible(directory: str) -> list[os.DirEntry]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -152,19 +148,19 @@ def _visible(directory: str) -> list[os.DirEntry]:
     return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-def _is_text(entry: os.DirEntry) -> bool:
-    """Return whether a file is probably a text. The names of many texts have no ending."""
+def _is_own(entry: os.DirEntry, is_for_ptb: bool) -> bool:
+    """Return whether an entry of a directory probably is, or contains, a text of the user.
+
+    The names of many texts have no ending. A directory for PTB may have other subdirectories.
+    """
     if _TEXT_NAME.fullmatch(entry.name):
         return True
     try:
-        return not entry.is_dir() and entry.stat().st_size >= _SMALL
+        if entry.is_dir():
+            return not is_for_ptb and entry.name != "embedded"
+        return entry.stat().st_size >= _SMALL
     except OSError:  # a link to a text whose disk is not mounted
         return True
-
-
-def _subdirectories(directory: str) -> list[str]:
-    names = [entry.name for entry in _visible(directory) if os.path.isdir(entry)]
-    return [name for name in names if name != "embedded"][:_MAX_NAMES]
 
 
 def _locate(
@@ -220,7 +216,7 @@ def load_corpus(
         which is downloaded if the directory contains neither; see data/README.md.
       config: Selects the tokenizer and limits its vocabulary.
       tokenizer: Replaces the tokenizer of the config.
-      only: The only split to load, which needs a tokenizer; None for all splits.
+      only: The split to load, or None for all splits. If it is given, `tokenizer` is required.
     """
     kind, directory, sources = _find_sources(data_path, config, data_url)
     if only and only not in sources:
@@ -316,7 +312,7 @@ def _is_for_ptb(data_path: str) -> bool:
 def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
     """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
     name = os.path.basename(os.path.abspath(data_path))
-    is_for_ptb = data_url or _is_for_ptb(data_path)
+    is_for_ptb = bool(data_url) or _is_for_ptb(data_path)
     if (_TEXT_NAME.fullmatch(name) or not is_for_ptb) and not os.path.exists(data_path):
         raise UserError(
             f"{data_path} does not exist: correct --data_path, or create an empty directory for PTB"
@@ -326,7 +322,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
         return "ptb", ptb
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
-    found = _texts_in(data_path) + ([] if is_for_ptb else _subdirectories(data_path))
+    found = [each.name for each in _visible(data_path) if _is_own(each, is_for_ptb)][:_MAX_NAMES]
     # PTB must not complete a text of the user. With an address, PTB is loaded next to other files.
     unpublished = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]

@@ -68,7 +68,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The name of the encoded splits to load in a cache, if it lacks the whole corpus."""
+        """The name of the cache entry to create: of the only split, or of the whole corpus."""
         return f"{self.key}-{self.only}" if self.only else self.key
 
     @property

@@ -108,9 +108,11 @@ def run_of_checkpoint(path: str) -> str | None:
     return next(filter(load_record, (path, *parents)), None)
 
 
-def outside_run(path: str) -> UserError:
-    """Return an error: a checkpoint was copied without its run, which has the tokenizer."""
-    return UserError(f"{path} is not inside a run: pass RUN/checkpoints/step-N")
+def run_with(checkpoint: str) -> str:
+    """Return the run of a checkpoint. If it was copied without its run, raise UserError."""
+    if run_dir := run_of_checkpoint(checkpoint):
+        return run_dir
+    raise UserError(f"{checkpoint} is not inside a run: pass RUN/checkpoints/step-N")
 
 
 def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:

@@ -11,7 +11,7 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.transfer import VariableLoader, weight_names
 from lm.config import Config
-from lm.data.selection import outside_run, run_of_checkpoint, saved_tokenizer
+from lm.data.selection import run_with, saved_tokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
@@ -59,9 +59,7 @@ def open_run(
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
     if checkpoint == "last" and os.path.exists(os.path.join(directory, MANIFEST)):
-        checkpoint, directory = directory, run_of_checkpoint(directory)
-        if directory is None:
-            raise outside_run(checkpoint)
+        checkpoint, directory = directory, run_with(directory)
     record = load_existing_record(directory)
     if record.config_file and functions.sha256 is None:
         raise missing_config_file(directory, record)

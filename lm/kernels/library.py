@@ -55,7 +55,7 @@ def load() -> Library:
 
 
 def _missing(reason: str) -> Library:
-    logger.warning("training is slower without compiled ops: %s", reason)
+    logger.warning("training is slower and not exact without compiled ops: %s", reason)
     return Library(reason=reason, is_missing=True)
 
 

@@ -90,8 +90,8 @@ def group_by_config(runs: Sequence[RunMetrics], ignored: Collection[str] = ()) -
         config = {name: value for name, value in run.identity.items() if name not in ignored}
         key = json.dumps(config, sort_keys=True)
         groups.setdefault(key, []).append(run)
-        names = [str(member.identity.get("name", "?")) for member in groups[key]]
-        configs[key] = {**config, "name": " to ".join(dict.fromkeys([names[0], names[-1]]))}
+        names = [str(each.identity.get("name", "?")) for each in (groups[key][0], run)]
+        configs[key] = {**config, "name": " to ".join(dict.fromkeys(names))}
     return [
         Group(label, sorted(members, key=lambda run: run.num_ranks))
         for label, members in zip(_labels(list(configs.values())), groups.values())

@@ -14,7 +14,7 @@ from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
 from lm.checkpoint.transfer import variable_shapes, weight_types
 from lm.config import RunOptions
-from lm.data.selection import outside_run, run_of_checkpoint
+from lm.data.selection import run_with
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
@@ -45,8 +45,7 @@ def find_source(options: RunOptions) -> Source:
             return _of_run(store.find(path, options.checkpoint))
         if options.checkpoint != RunOptions().checkpoint:
             raise UserError(f"--checkpoint is for runs, but {path} is a checkpoint: remove it")
-        if run_of_checkpoint(path) is None:  # Its tokenizer is needed.
-            raise outside_run(path)
+        run_with(path)  # Its tokenizer is needed.
         return _of_run(store.verify(path))
     prefix = tf1_format.find(path)
     if prefix is None:

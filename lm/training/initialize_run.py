@@ -41,8 +41,7 @@ def values_of_run(
         tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
         return InitialValues(checkpoint.path, tensors, {})
     if options.new_vocabulary and not same_words:
-        run_dir = run_of_checkpoint(path)
-        tables = _tables(checkpoint, saved_tokenizer(run_dir), tokenizer, shapes)
+        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
     elif same_words or options.init_partly:
         tables = {}
     else:

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
+from lm.config import Config
 from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
 from lm.distributed.devices import session_config
 from lm.distributed.horovod import horovod_version
@@ -34,7 +35,7 @@ _FEW_TOKENS = 128  # a micro-batch with fewer tokens needs most of its time to r
 _MANY_TOKENS = 1_000_000  # a shorter validation takes seconds or minutes
 # Evaluating a token takes about a third of the time of training on it.
 _MOST_VALIDATION = 0.5
-_MOST_VIRTUAL_RANKS = 256  # the largest choice of Config.virtual_ranks
+_MOST_VIRTUAL_RANKS = max(Config.__dataclass_fields__["virtual_ranks"].metadata["choices"])
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
@@ -102,8 +103,8 @@ def values_to_load(job: Job, network: Network) -> InitialValues | None:
         checkpoint = job.run_dir.checkpoint
         if checkpoint.manifest.progress.exact_with and kernels.is_missing():
             raise RunError(
-                f"this run is exact so far, but there are {kernels.description()}; to continue it"
-                " inexactly, set LM_KERNELS=0"
+                "this run is exact so far, and needs the compiled ops to stay exact"
+                f" ({kernels.description()}); to continue it inexactly, set LM_KERNELS=0"
             )
         return values_to_resume(checkpoint, network.state_shapes)
     if job.source:

@@ -116,7 +116,7 @@ def fresh_modules(config_file: str) -> Iterator[Callable[[], list[types.ModuleTy
     names = {name for name in names if find(name, directories)}
     taken = {}
     for name, module in list(sys.modules.items()):
-        # Many other modules import something when an attribute is read.
+        # Check the name first, because reading an attribute of some modules imports other modules.
         if name.partition(".")[0] in names and not _is_of_library(module):
             taken[name] = sys.modules.pop(name)
     before = set(sys.modules)

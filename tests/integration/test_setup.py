@@ -216,8 +216,8 @@ def test_an_environment_whose_python_or_pins_are_gone_is_one_line_and_is_kept(pr
     (project / ".venv/.done-base").write_text("x")
     (project / ".venv/choices.sh").write_text(': "${TENSORFLOW_VERSION:=2.20.0}"')
     refused = run_setup(project, host, PYTHON=REAL_PYTHON)
-    problem = f"PYTHON={REAL_PYTHON} does not run, or constraints/ has no file for it"
-    assert_refused(refused, problem, "TENSORFLOW_VERSION=2.20.0: unset", ".venv and run this again")
+    problem = f"its Python ({REAL_PYTHON}) does not run, or constraints/ has no file for"
+    assert_refused(refused, problem, "unset PYTHON and TENSORFLOW_VERSION", "and run this again")
     assert (project / ".venv/.done-base").exists()
 
 

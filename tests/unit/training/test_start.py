@@ -23,9 +23,8 @@ def test_a_warning_names_validations_that_take_a_large_part_of_the_time(caplog):
         start.warn_of_long_validation(job)
         return "each validation evaluates 2,000,000 tokens on " in caplog.text
 
-    assert not is_warned() and is_warned(num_ranks=4)
-    assert not is_warned(num_ranks=4, distributed_eval=True)
-    assert is_warned(config={"eval_every_steps": 100}) and is_warned(max_steps=100)
+    assert not is_warned() and not is_warned(num_ranks=4, distributed_eval=True)
+    assert is_warned(config={"eval_every_steps": 100})
     assert not is_warned(max_steps=100, eval=False)
     assert not is_warned(max_steps=1, num_tokens=900_000)
     assert is_warned(num_ranks=4) and "add --distributed_eval" in caplog.text
