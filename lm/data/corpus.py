@@ -32,7 +32,8 @@ _MAX_NAMES = 10  # names that a message lists
 # Names of files that probably contain a text of the user.
 _TEXT_NAME = re.compile(
     r"(?!readme|license|requirements).*"
-    r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|gz|tgz|bz2|xz|zst|zip|tar)",
+    r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|docx?|odt|rtf|epub"
+    r"|gz|tgz|bz2|xz|zst|zip|tar)",
     re.IGNORECASE,
 )
 _SMALL = 1 << 16  # bytes of a file that is hardly a text, such as a program

@@ -56,6 +56,13 @@ def test_ptb_does_not_replace_a_missing_text(tmp_path, monkeypatch, name):
     assert not os.listdir(tmp_path)
 
 
+def test_ptb_does_not_replace_a_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    (tmp_path / "essay.docx").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"contains essay.docx, but a corpus is either"):
+        load_corpus(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "create",
     [
