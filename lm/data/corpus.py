@@ -13,11 +13,11 @@ from lm import logger
 from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
-from lm.data.ptb import PTB_SHA256, download_ptb
+from lm.data.ptb import PTB_SHA256, download_ptb, is_for_ptb, ptb_in
 from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
 from lm.data.symbols import Bytes
-from lm.data.text import Part, sha256_of_text
+from lm.data.text import sha256_of_text
 from lm.data.tokenizers import Tokenizer, Words
 from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
@@ -37,8 +37,6 @@ _TEXT_NAME = re.compile(
     re.IGNORECASE,
 )
 _SMALL = 1 << 16  # bytes of a file that is hardly a text, such as a program
-# Names of directories that probably are for PTB, even if they are missing or have subdirectories.
-_PTB_DIRECTORY = re.compile(r"data|.*(ptb|penn).*", re.IGNORECASE)
 _MANY_WORDS = 400_000  # WikiText-103 has 268,000
 _CLAUSE = re.compile("[\u3040-\u30ff\u3400-\u9fff]{6}")  # Japanese and Chinese characters
 _REQUIRED = {"train", "valid"}
@@ -149,7 +147,7 @@ def _visible(directory: str) -> list[os.DirEntry]:
     return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-def _is_own(entry: os.DirEntry, is_for_ptb: bool) -> bool:
+def _is_own(entry: os.DirEntry, needs_ptb: bool) -> bool:
     """Return whether an entry of a directory probably is, or contains, a text of the user.
 
     The names of many texts have no ending. A directory for PTB may have other subdirectories.
@@ -158,7 +156,7 @@ def _is_own(entry: os.DirEntry, is_for_ptb: bool) -> bool:
         return True
     try:
         if entry.is_dir():
-            return not is_for_ptb and entry.name != "embedded"
+            return not needs_ptb and entry.name != "embedded"
         return entry.stat().st_size >= _SMALL
     except OSError:  # a link to a text whose disk is not mounted
         return True
@@ -176,7 +174,7 @@ def _locate(
     # downloaded only into a given or the default directory, because the download takes minutes. If
     # the disk of a text is not mounted, PTB must not be downloaded instead.
     is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
-    is_place = os.path.isdir(data_path) or _is_for_ptb(data_path) if data_path else is_default
+    is_place = os.path.isdir(data_path) or is_for_ptb(data_path) if data_path else is_default
     if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_place):
         return candidates[-1]
     raise missing_error(
@@ -189,18 +187,8 @@ def _exists(data_path: str, kind: str) -> bool:
     # Another user's run must not create the corpus in a directory of its choice.
     place = os.path.join(data_path, "embedded") if kind == "embedded" else data_path
     if kind == "ptb":
-        return len(_ptb_in(place)) == len(SPLITS)
+        return len(ptb_in(place)) == len(SPLITS)
     return os.path.isfile(place) or _REQUIRED <= find_splits(place).keys()
-
-
-def _ptb_in(directory: str) -> dict[str, Source]:
-    """Return the files of PTB that are in a directory, by split."""
-    paths = {split: os.path.join(directory, f"ptb.{split}.txt") for split in SPLITS}
-    return {
-        split: Source(path, (Part(path),), False)
-        for split, path in paths.items()
-        if os.path.lexists(path)
-    }
 
 
 def load_corpus(
@@ -306,24 +294,20 @@ def _write_embedded(directory: str) -> None:
         ) from error
 
 
-def _is_for_ptb(data_path: str) -> bool:
-    return bool(_PTB_DIRECTORY.fullmatch(os.path.basename(os.path.abspath(data_path))))
-
-
 def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
     """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
     name = os.path.basename(os.path.abspath(data_path))
-    is_for_ptb = bool(data_url) or _is_for_ptb(data_path)
-    if (_TEXT_NAME.fullmatch(name) or not is_for_ptb) and not os.path.exists(data_path):
+    needs_ptb = bool(data_url) or is_for_ptb(data_path)
+    if (_TEXT_NAME.fullmatch(name) or not needs_ptb) and not os.path.exists(data_path):
         raise UserError(
             f"{data_path} does not exist: correct --data_path, or create an empty directory for PTB"
         )
-    own, ptb = find_splits(data_path), _ptb_in(data_path)
+    own, ptb = find_splits(data_path), ptb_in(data_path)
     if not own and len(ptb) == len(SPLITS):
         return "ptb", ptb
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
-    found = [each.name for each in _visible(data_path) if _is_own(each, is_for_ptb)][:_MAX_NAMES]
+    found = [each.name for each in _visible(data_path) if _is_own(each, needs_ptb)][:_MAX_NAMES]
     # PTB must not complete a text of the user. With an address, PTB is loaded next to other files.
     unpublished = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]
@@ -343,7 +327,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
         " directory of train.txt, valid.txt and test.txt with --data_path"
     )
     download_ptb(data_path, data_url)
-    return "ptb", _ptb_in(data_path)
+    return "ptb", ptb_in(data_path)
 
 
 def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:

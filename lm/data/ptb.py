@@ -1,8 +1,9 @@
-"""Download the Penn Treebank corpus (PTB) from sources that may be slow or broken."""
+"""Find the Penn Treebank corpus (PTB) on disk, or download it from sources that may be slow."""
 
 import hashlib
 import io
 import os
+import re
 import tarfile
 import time
 import zlib
@@ -11,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 import requests
 
 from lm import logger
-from lm.data.text import ReadProgress
+from lm.data.splits import SPLITS, Source
+from lm.data.text import Part, ReadProgress
 from lm.errors import RunError, UserError, error_class, without_secrets
 from lm.files import locked, write_atomically
 
@@ -33,11 +35,28 @@ READ_SECONDS = 20.0  # the longest pause between two blocks of data
 MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
 MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
+# Names of directories that probably are for PTB, even if they are missing or have subdirectories.
+_PTB_DIRECTORY = re.compile(r"data|.*(ptb|penn).*", re.IGNORECASE)
 _BLOCK_BYTES = 1 << 10  # The time limit is checked after each block.
 
 
 class SourceError(Exception):
     """A source did not provide the files. The message is one line."""
+
+
+def ptb_in(directory: str) -> dict[str, Source]:
+    """Return the files of PTB that are in a directory, by split."""
+    paths = {split: os.path.join(directory, f"ptb.{split}.txt") for split in SPLITS}
+    return {
+        split: Source(path, (Part(path),), False)
+        for split, path in paths.items()
+        if os.path.lexists(path)
+    }
+
+
+def is_for_ptb(data_path: str) -> bool:
+    """Return whether PTB may be downloaded into a directory that is missing or has others in it."""
+    return bool(_PTB_DIRECTORY.fullmatch(os.path.basename(os.path.abspath(data_path))))
 
 
 def download_ptb(
