@@ -203,8 +203,8 @@ def _sample(counts: collections.Counter[str]) -> list[str]:
     """Repeat each word according to its count, and return the words in a random order.
 
     If the text is short, each word is repeated as often as it occurs in the text. Otherwise, all
-    counts are reduced by the same factor, but each word is returned at least once. Rare words of a
-    text with many different words are omitted, because most of the sample would consist of them.
+    counts are reduced by the same factor, but each word is returned at least once. Only the most
+    frequent words are used, because rare words could otherwise make up most of the sample.
 
     SentencePiece also accepts pairs of words and counts, but it ignores the counts when it selects
     candidates for pieces. If the sample is sorted, SentencePiece does not find whole words.

@@ -19,7 +19,7 @@ mkdir -p "$output_dir"
 export CUDA_VISIBLE_DEVICES='' # runs on GPUs are not exact
 LAUNCHER=mpirun CONFIG=config_test
 load_settings
-# Each epoch has at least one step, so 300 epochs have the 300 steps of each run.
+# Each epoch has at least one step, so 300 epochs are enough for the 300 steps of each run.
 common=(--data_path "$output_dir/data" --num_epochs 300 "$@" --noeval --checkpoint_every_steps 100)
 
 run() { # NAME RANKS THREADS FLAG...
@@ -37,7 +37,7 @@ prove() { # NAME RANKS THREADS FLAG...
     why=$(sed -n 's/^ *exact *\(no: .*\)/\1/p' "$output_dir/$1.txt")
     if [[ -n $why ]]; then
         [[ $1 != reference ]] || fail "nothing to prove, because the reference is not exact: ${why#no: }"
-        echo "$1: not compared, exact $why"
+        echo "$1: not compared, because this run is not exact: ${why#no: }"
         return
     fi
     sum=$(cat "$output_dir/$1/checkpoints/step-00000300/model.data-"* | sha256sum)

@@ -321,7 +321,7 @@ def map_ids(path: str) -> np.ndarray:
             raise
         raise UserError(
             f"cannot map {path} into memory: raise the limit on the address space (ulimit -v, or"
-            " h_vmem of a scheduler) above the size of this file"
+            " h_vmem of a scheduler) by at least the size of this file"
         ) from error
 
 

@@ -97,5 +97,5 @@ def run_evaluation(
         if (now := time.monotonic()) - logged_at > _LOG_SECONDS:
             logged_at, done = now, (index + 1) / batches.num_windows
             left = tqdm.format_interval((now - begun) * (1 / done - 1))
-            logger.info(f"{done:.0%} is evaluated, left {left}")
+            logger.info(f"evaluated {done:.0%}, left {left}")
     return units, tokens

@@ -54,7 +54,7 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
         if other_sizes and not job.functions.is_built_in:
             results += (
                 ", or differ more if the network uses batch statistics, context.seed() or"
-                " context.sample_candidates, because micro-batches have other sizes"
+                " context.sample_candidates, because all rows of a rank are then one micro-batch"
             )
         if network.audit.why_irreproducible:
             results = "results of two runs may differ"

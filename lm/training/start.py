@@ -184,9 +184,10 @@ def warn_of_long_validation(job: Job) -> None:
         where = "on all ranks" if options.distributed_eval else "on rank 0"
         divide = "add --distributed_eval, " if on_each > 1 else ""
         logger.warning(
-            f"each validation evaluates {size:,} tokens {where}, after training on {trained:,}"
-            f" tokens on all ranks: {divide}validate less often, or start a run with smaller splits"
-            " (--split 0.01,0.01 for a single file); --test_on none omits the test"
+            f"each validation evaluates {size:,} tokens {where} after training on {trained:,}"
+            f" tokens on all ranks, and takes much of the time: {divide}validate less often, or"
+            " start a run with smaller splits (--split 0.01,0.01 for a single file); --test_on none"
+            " omits the test"
         )
 
 

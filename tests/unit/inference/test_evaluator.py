@@ -78,6 +78,6 @@ def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog
     write_run(str(tmp_path / "run"), Config(hidden_size=2, num_steps=5), WORD)
     (tmp_path / "text").write_text("cat " * 8 + "\n")  # two windows
     evaluate(str(tmp_path / "run"), [str(tmp_path / "text")], eval_batch_size=1)
-    lines = [line for line in caplog.messages if "is evaluated" in line]
-    assert len(lines) == 2 and lines[0].startswith("50% is evaluated, left 00:")
-    assert lines[1] == "100% is evaluated, left 00:00"
+    lines = [line for line in caplog.messages if line.startswith("evaluated ")]
+    assert len(lines) == 2 and lines[0].startswith("evaluated 50%, left 00:")
+    assert lines[1] == "evaluated 100%, left 00:00"
