@@ -3,6 +3,7 @@
 import pytest
 
 from lm.config_file import load_config_file
+from lm.tf1.call import warn_once
 
 CONFIG = """
 from lm import tf1
@@ -21,6 +22,7 @@ def build_outputs(inputs_TB, state, context):
 @pytest.fixture
 def load(tmp_path):
     """Return a function that loads a config, which loads the first of some modules."""
+    warn_once.cache_clear()  # an earlier test may have caused the same warning
 
     def load(config=CONFIG, **modules):
         (tmp_path / "program").mkdir(exist_ok=True)
