@@ -59,12 +59,12 @@ def launch(tmp_path):
     )
     python.chmod(0o755)
 
-    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, arguments=(), **env):
+    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, arguments=("--max_steps", 1), **env):
         for command, stand_in in {"mpirun": mpirun, **dict(others)}.items():
             (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{stand_in}\n")
             (tmp_path / "bin" / command).chmod(0o755)
         return run_command(
-            ["bash", tmp_path / "run_scripts" / name, "--max_steps", 1, *arguments],
+            ["bash", tmp_path / "run_scripts" / name, *arguments],
             {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env}, timeout=30, cwd=cwd,
         )  # fmt: skip
 

@@ -67,41 +67,22 @@ def test_the_proof_finds_identical_checkpoints(project, tmp_path):
     assert "resumed after step 100" in (tmp_path / "proof/killed.txt").read_text()
 
 
-# Writes a different checkpoint on $changed ranks. Says that the run on $inexact ranks is not exact.
-_MPIRUN_OF_THE_PROOF = '''
+# Writes a different checkpoint on $changed ranks.
+_MPIRUN_OF_THE_PROOF = """
     while [ $# -gt 0 ]; do
-        case $1 in
-            -np) ranks=$2 ;; --output_dir) run=$2 ;; --on_event) killed=1 ;;
-            --data_path) data=$2 ;; --num_epochs) epochs=$2 ;;
-        esac
+        case $1 in -np) ranks=$2 ;; --output_dir) run=$2 ;; --on_event) killed=1 ;; esac
         shift
     done
     mkdir -p $run/checkpoints/step-00000${killed:-3}00
     [ -z "$killed" ] || exit 137
-    echo $((ranks == changed)) $data $epochs >$run/checkpoints/step-00000300/model.data-0
-    [ $ranks != "$inexact" ] || echo "  exact       no: micro-batches; equal up to rounding"'''
+    echo $((ranks == changed)) >$run/checkpoints/step-00000300/model.data-0"""
 
 
 def test_the_proof_reports_a_different_checkpoint(launch):
-    result = launch("prove.sh", _MPIRUN_OF_THE_PROOF, changed="4")
+    result = launch("prove.sh", _MPIRUN_OF_THE_PROOF, arguments=(), changed="4")
     assert result.returncode == 1, result.stderr
     *_, resumed, last = result.stdout.splitlines()
     assert resumed.startswith("killed ") and last.startswith("different: ")
-
-
-def test_the_proof_compares_only_exact_runs(launch, tmp_path):
-    env = {"OUTPUT_DIR": "proof", "changed": "8"}
-    flags = ("--data_path", "mine")
-    result = launch("prove.sh", _MPIRUN_OF_THE_PROOF, arguments=flags, inexact="8", **env)
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
-    why = "this run is not exact: micro-batches; equal up to rounding"
-    assert f"eight-ranks: not compared, because {why}" in lines
-    assert lines[-1] == "identical"
-    (model,) = tmp_path.glob("proof/reference/checkpoints/*/model.data-*")
-    assert model.read_text() == "0 mine 300\n"
-    without = launch("prove.sh", _MPIRUN_OF_THE_PROOF, inexact="1", **env)
-    assert without.returncode == 2 and "the reference is not exact: micro-b" in without.stderr
 
 
 def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path):
@@ -203,6 +184,7 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
             {"FLAGS_FILE": "quote", "SLURM_ARRAY_TASK_ID": "1", **SLURM},
             "train_slurm: quote, line 1: unmatched quote",
         ),
+        ("prove.sh", {}, "prove: no arguments; compare_baseline.sh compares runs of your config"),
         ("train_sge.sh", {}, "train_sge: submit this script to a scheduler, or use train.sh"),
         ("train.sh", {"PBS_JOBID": "7", "PBS_NODEFILE": "x"}, "PBS_NODEFILE=x is not readable"),
     ],
