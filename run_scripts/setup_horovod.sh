@@ -3,15 +3,16 @@
 
 build_log=$venv/horovod-build.log
 
+# At most 8 compilers, because a login node may have 100 cores and little memory for each user.
+build_jobs() { echo $(($(nproc) < 8 ? $(nproc) : 8)); }
+
 # Builds the wheel into .venv/wheels.
 build_horovod() (
     # With gcc >= 13, some of Horovod's files lack includes. With build isolation, Horovod silently builds
     # without TensorFlow. --quiet stops Horovod's setup.py from passing make's VERBOSE=1 to Ninja.
     export PATH=$venv/bin:$PATH CMAKE_GENERATOR=Ninja CXX=${CXX:-g++}
-    # At most 8 compilers, because a login node may have 100 cores and little memory for each user. CMake passes
-    # this number to Ninja. Without MAKEFLAGS, which Ninja ignores, Horovod's setup.py would add -j8.
-    cores=$(nproc)
-    export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$((cores < 8 ? cores : 8))} MAKEFLAGS=-j8
+    # CMake passes this number to Ninja. Without MAKEFLAGS, which Ninja ignores, Horovod's setup.py would add -j8.
+    export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)} MAKEFLAGS=-j8
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.benchmark.workload import Step, StepResult, initial_weights, load_words
+from lm.benchmark.workload import Step, StepResult, initial_weight, load_words
 from lm.cli.parser import ConfigChoice
 from lm.config import MAX_THREADS, Config
 from lm.config_file import load_config_file
@@ -146,7 +146,8 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     if is_peer:
         with needs_extra("bench"):
             peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-        weights = initial_weights(config, task["shapes"])
+        shapes = task["shapes"].items()
+        weights = {name: initial_weight(config, name, shape) for name, shape in shapes}
         step = peer.build_step(config, weights, implementation, threads)
         facts = {"device": peer.device()}  # this starts JAX, whose settings must come first
     else:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,11 +71,6 @@ def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarra
     own_scale = config.embedding_init_scale if name == "embedding" else None
     values *= own_scale or config.init_scale
     return values
-
-
-def initial_weights(config: Config, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Return the initial weights of a peer, by their names in this program's network."""
-    return {name: initial_weight(config, name, shape) for name, shape in shapes.items()}
 
 
 def network_of(names: Collection[str]) -> str:

@@ -1,9 +1,8 @@
 """The command `lm.check` as a user runs it."""
 
 import re
-import sys
 
-from tests.commands import environment, mpirun, run_command, run_module
+from tests.commands import run_module
 
 
 def test_this_machine_is_ready():
@@ -23,12 +22,6 @@ def test_unreachable_hosts_are_a_one_line_error():
     result = run_module("lm.check", "--hosts", "host.invalid:1,other.invalid:1")
     assert result.returncode == 1
     assert re.fullmatch("lm: error: mpirun ended .* each host must accept ssh.*\n", result.stderr)
-
-
-def test_a_single_rank_is_rejected():
-    command = [*mpirun(1), sys.executable, "-m", "lm.check"]
-    result = run_command(command, environment(), timeout=60)
-    assert result.returncode == 2 and "the check needs two or more ranks" in result.stderr
 
 
 def test_missing_mpirun_is_an_error(tmp_path):

@@ -47,20 +47,6 @@ gpu_key echo
 """
 
 
-# The real build, of a source package that prints the number of compilers.
-BUILD = """
-nproc() { echo 100; }
-pins_file=/dev/null
-build_horovod || cat .venv/horovod-build.log
-grep -oE "compilers: .*" .venv/horovod-build.log | tail -n 1
-"""
-SETUP_PY = """
-import os, setuptools
-print("compilers:", os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL"))
-setuptools.setup(name="horovod", version="0.28.1", packages=[])
-"""
-
-
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 
 
@@ -177,18 +163,7 @@ def test_a_new_wheel_that_does_not_load_is_one_line_and_is_not_cached(set_up, tm
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "cache").exists()
 
 
-def test_a_build_starts_at_most_eight_compilers(tmp_path):
-    source = tmp_path / "horovod-0.28.1"
-    (source / "horovod/tensorflow").mkdir(parents=True)
-    for name in ("PKG-INFO", "horovod/tensorflow/CMakeLists.txt", "horovod/tensorflow/mpi_ops.cc"):
-        (source / name).touch()
-    (source / "setup.py").write_text(SETUP_PY)
-    shutil.make_archive(str(source), "gztar", tmp_path, source.name)
-    shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
-    (tmp_path / ".venv").mkdir()
-    for part in ("bin", "lib", "pyvenv.cfg"):  # the build tools of this environment
-        (tmp_path / ".venv" / part).symlink_to(os.path.join(sys.prefix, part))
-    env = {name: v for name, v in os.environ.items() if name != "CMAKE_BUILD_PARALLEL_LEVEL"}
-    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    result = run_command(["bash", "-c", SET_UP + BUILD], env, 120, cwd=tmp_path)
-    assert result.stdout == "compilers: 8\n"
+def test_a_build_starts_at_most_eight_compilers(set_up):
+    for cores, compilers in ((2, 2), (100, 8)):
+        commands = f"nproc() {{ echo {cores}; }}; build_jobs"
+        assert set_up("first", commands=commands).stdout == f"{compilers}\n"
