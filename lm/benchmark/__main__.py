@@ -21,9 +21,10 @@ from typing import Any
 
 from lm import files, logger
 from lm.benchmark import advise, products, scaling, step_time, trace, worker
-from lm.benchmark.turns import RepeatedOptions, print_record
+from lm.benchmark.turns import RepeatedOptions
 from lm.benchmark.worker import Options
 from lm.cli import parser, program
+from lm.cli.markdown import markdown_table, object_table, value_text
 from lm.config import Config
 from lm.distributed.cores import claim_cores
 from lm.errors import UserError
@@ -47,14 +48,19 @@ def run(argv: Sequence[str]) -> None:
     config, options = parse(argv[1:], command)
     # Read the load average before the first measurement raises it.
     facts = {"benchmark": command, **_environment_facts(), "options": options, "config": config}
-    record = _COMMANDS[command][0].measure(config, options)
+    measured = _COMMANDS[command][0].measure(config, options)
+    record = json.loads(json.dumps(measured, default=dataclasses.asdict))
     is_repeated = isinstance(options, RepeatedOptions)
     repeats = f", {options.repeats} repeats" if is_repeated else ""
     print(
         f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
         f" {config.batch_size} x {config.num_steps}{repeats}"
     )
-    print_record(record)
+    for key, value in record.items():
+        if isinstance(value, list):
+            print(f"\n{key}\n\n{markdown_table(*object_table(value))}")
+        else:
+            print(f"{key}: {value_text(value)}")
     # A config name may contain a slash, which must not become a directory of --out.
     name = f"{command}-{config.name}-{config.precision}".replace("/", "-")
     names = (name if i == 1 else f"{name}-{i}" for i in itertools.count(1))

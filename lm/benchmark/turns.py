@@ -9,7 +9,6 @@ from typing import Any
 from lm import logger
 from lm.benchmark import worker
 from lm.benchmark.worker import Options, Task
-from lm.cli.markdown import markdown_table
 from lm.options import option
 
 # Two-sided 95% quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
@@ -58,10 +57,6 @@ class Ratio:
     value: float
     interval: tuple[float, float] | None = None
 
-    def __str__(self) -> str:
-        low_high = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
-        return f"{self.value:.2f}{low_high}"
-
 
 def paired_ratio(
     numerators: Sequence[float], denominators: Sequence[float], factor: float = 1.0
@@ -80,22 +75,3 @@ def paired_ratio(
     t = _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.37 / degrees + 2.8 / degrees**2
     margin = t * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), (math.exp(mean - margin), math.exp(mean + margin)))
-
-
-def print_record(record: Mapping[str, Any]) -> None:
-    """Print the values of a record, and then a table for each list of rows."""
-    for name, value in record.items():
-        if isinstance(value, list):
-            names = [name for name, cell in value[0].items() if not isinstance(cell, list)]
-            table = markdown_table(
-                names, [[_cell(row.get(name, "-")) for name in names] for row in value]
-            )
-            print(f"\n{name}\n\n{table}")
-        else:
-            print(f"{name}: {_cell(value)}")
-
-
-def _cell(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

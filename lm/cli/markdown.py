@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm.errors import printable
 
@@ -28,6 +29,23 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _is_numeric(column: Sequence[str]) -> bool:
     """Return whether the cells of a column are numbers, or dashes for missing numbers."""
     return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)
+
+
+def object_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of a table of JSON objects, without their lists."""
+    items = (item for row in rows for item in row.items())
+    header = list(dict.fromkeys(name for name, value in items if not isinstance(value, list)))
+    return header, [[value_text(row.get(name)) for name in header] for row in rows]
+
+
+def value_text(value: Any) -> str:
+    """Return a JSON value as text. A ratio and its interval become "1.5 [1.4, 1.6]"."""
+    if isinstance(value, dict):
+        interval = ", ".join(map(value_text, value.get("interval") or ()))
+        return value_text(value.get("value")) + (f" [{interval}]" if interval else "")
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def epochs_text(epochs: float) -> str:

@@ -4,19 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lm.cli.markdown import object_table
 from lm.errors import UserError, printable
 from lm.record import read_object
 from lm.report.plots import plain_text
 from lm.report.tables import Table
 
-# The list of rows that each benchmark measures.
-_ROWS = {
-    "step": "implementations",
-    "products": "products",
-    "scaling": "rows",
-    "advise": "predictions",
-    "trace": "parts",
-}
 _BARS = {  # column of a row -> title
     "ms_per_step": "Milliseconds per step",
     "share_of_gemm_peak": "Share of the peak of matrix products",
@@ -50,26 +43,23 @@ class Benchmark(NamedTuple):
 def read_benchmark(path: str) -> Benchmark:
     """Read a file, or raise UserError if `lm.benchmark` did not write it."""
     record = read_object(path) or {}
-    kind = str(record.get("benchmark"))
-    rows, config = record.get(_ROWS.get(kind)), record.get("config")
-    if not isinstance(config, dict) or not isinstance(rows, list) or not rows:
+    kind, config = record.get("benchmark"), record.get("config")
+    # The only list of objects in a file contains the rows.
+    rows = next(filter(_is_table, record.values()), None)
+    if not kind or not isinstance(config, dict) or not rows:
         raise UserError(f"{path} is not a file of lm.benchmark")
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} is corrupt: {_ROWS[kind]} must contain objects")
     facts = config.get("name"), config.get("precision"), record.get("cpu")
     name = f"{kind}: {', '.join(str(fact) for fact in facts if fact)}"
     return Benchmark(kind, printable(name), str(record.get("command", "")), rows)
 
 
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
 def build_table(benchmark: Benchmark) -> Table:
     """Return the rows of a benchmark, without the lists of single measurements."""
-    names = dict.fromkeys(name for row in benchmark.rows for name in row)
-    for row in benchmark.rows:
-        for name, value in row.items():
-            if isinstance(value, list):
-                names.pop(name, None)
-    rows = [[_cell(row.get(name)) for name in names] for row in benchmark.rows]
-    return Table(benchmark.name, benchmark.command, list(names), rows)
+    return Table(benchmark.name, benchmark.command, *object_table(benchmark.rows))
 
 
 def build_plots(benchmarks: Sequence[Benchmark]) -> Iterator[dict[str, Any]]:
@@ -94,11 +84,3 @@ def build_plots(benchmarks: Sequence[Benchmark]) -> Iterator[dict[str, Any]]:
 def _trace(name: str, points: Sequence[tuple[Any, float]], **style: Any) -> dict[str, Any]:
     x = [at if isinstance(at, int) else plain_text(str(at)) for at, _ in points]
     return {"name": plain_text(name), "x": x, "y": [value for _, value in points], **style}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        interval = value.get("interval") or ()
-        limits = f" [{', '.join(map(_cell, interval))}]" if interval else ""
-        return f"{_cell(value.get('value'))}{limits}"
-    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)

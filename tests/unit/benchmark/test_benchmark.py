@@ -67,7 +67,6 @@ class TestStatistics:
         drift = np.linspace(1, 9, 20)
         ratio = paired_ratio(3 * drift, 2 * drift, factor=2)
         assert (ratio.value, *ratio.interval) == pytest.approx((3, 3, 3))
-        assert str(ratio) == "3.00 [3.00, 3.00]"
 
     @pytest.mark.parametrize("pairs", [4, 60])
     def test_interval_covers_the_true_ratio_in_95_of_100_cases(self, pairs):
@@ -80,7 +79,8 @@ class TestStatistics:
         assert 0.935 < covered / 2000 < 0.965
 
     def test_a_single_pair_has_no_interval(self):
-        assert str(paired_ratio([3.0], [2.0])) == "1.50"
+        ratio = paired_ratio([3.0], [2.0])
+        assert (ratio.value, ratio.interval) == (pytest.approx(1.5), None)
 
 
 class TestCounts:

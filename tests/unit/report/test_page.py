@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from lm.cli.markdown import markdown_table
+from lm.cli.markdown import markdown_table, object_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
 from lm.report.comparison import group_by_corpus
@@ -153,6 +153,17 @@ def test_thinned_lines_keep_their_extremes(tmp_path):
 def test_a_cell_may_contain_a_bar_or_a_line_end():
     table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
     assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
+
+
+def test_a_table_of_objects_has_all_their_values_except_lists():
+    rows = [
+        {"name": "a", "speed": 12489.3, "x": [0.1], "ratio": {"value": 1.5, "interval": None}},
+        {"name": "b", "share": 0.12345, "ratio": {"value": 1.5, "interval": [1.4, 2.0]}},
+    ]
+    assert object_table(rows) == (
+        ["name", "speed", "ratio", "share"],
+        [["a", "12489", "1.5", "-"], ["b", "-", "1.5 [1.4, 2]", "0.1235"]],
+    )
 
 
 def test_markdown_tables_align_numbers_to_the_right():
