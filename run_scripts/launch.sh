@@ -11,10 +11,9 @@ python=$venv/bin/python
 
 # Loads the settings of mpirun and of the scheduler's allocation, which lm/distributed/__main__.py lists.
 load_settings() {
-    local settings interpreter=$venv/bin/python
+    local settings
     [[ -z ${NP:-} ]] || whole_number NP "$NP"
-    [[ -x $interpreter ]] || interpreter=$python # PYTHON of train_resilient.sh
-    settings=$("$interpreter" -m lm.distributed) || exit
+    settings=$("$python" -m lm.distributed) || exit
     eval "$settings"
 }
 

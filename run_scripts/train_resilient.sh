@@ -6,7 +6,7 @@
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Environment, in addition to CONFIG, HOSTS, PLACE, NETWORK, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS (see train.sh):
+# Environment, in addition to the variables of train.sh (except LAUNCHER and HOSTFILE):
 #   OUTPUT_DIR       the run's directory (required)
 #   DISCOVER_HOSTS   a program that prints the available hosts before each start, one host:slots per line,
 #                    like Horovod Elastic's discovery script. The host with OUTPUT_DIR must come first.
@@ -15,7 +15,6 @@
 #                    ranks than rows ends the training.
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
-#   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
 # Result: exit code 0 when the training is done, or 2 for a mistake in the command line or in these variables or
 #   a divergence, which a restart cannot fix. After a signal, the exit code is the same as in train.sh.
 #   Otherwise, it is the exit code of the last attempt.
@@ -23,8 +22,7 @@ set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
 [[ -n ${OUTPUT_DIR:-} ]] || fail "set OUTPUT_DIR to the directory of the run"
-python=${PYTHON:-$python}
-command -v "$python" >/dev/null || fail "$python is missing: run run_scripts/setup.sh, or set PYTHON"
+[[ -x $python ]] || fail "$python is missing: run run_scripts/setup.sh, or set VENV"
 whole_number MAX_RESTARTS "${MAX_RESTARTS:-10}"
 whole_number BACKOFF "${BACKOFF:-5}"
 [[ -z ${HOSTFILE:-} ]] || fail "set HOSTS or DISCOVER_HOSTS instead of HOSTFILE"

@@ -146,7 +146,7 @@ def test_the_resilient_script_continues_without_the_lost_host(start, hosts, corp
     discover.chmod(0o755)
     env = {
         "OUTPUT_DIR": str(tmp_path / "run"), "DISCOVER_HOSTS": str(discover), "BACKOFF": "1",
-        "PYTHON": sys.executable,
+        "VENV": sys.prefix,
     }  # fmt: skip
     wrapper = tmp_path / "ssh.sh"
     wrapper.write_text(f'#!/bin/bash\nexec ssh {mpirun_options(hosts)[2]} "$@"\n')
