@@ -80,7 +80,8 @@ def _report(argv):
 
 def _report_runs(paths, path, examples, perplexities):
     from lm.report.comparison import group_by_corpus
-    from lm.report.tables import build_time_table, build_tokenizer_tables, section_text
+    from lm.report.differences import section_text
+    from lm.report.tables import build_time_table, build_tokenizer_tables
 
     runs, errors = _read_runs(paths)
     sections = group_by_corpus(runs)

@@ -4,15 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from lm.report.comparison import Section
+from lm.report.differences import build_differences, build_identity
 from lm.report.page import Part
 from lm.report.plots import build_plots, line_style
-from lm.report.tables import (
-    build_differences,
-    build_identity,
-    build_tables,
-    build_tokenizer_tables,
-    headline,
-)
+from lm.report.tables import build_tables, build_tokenizer_tables, headline
 
 _MAX_SHOWN = 12  # More lines at first would be hard to distinguish. The legend shows the others.
 _UNUSUAL_NOTE = "Values that differ from the most common value are highlighted."

@@ -1,9 +1,8 @@
-"""The tables of a report: headers and cells, for the console and for the page."""
+"""The tables of results: headers and cells, for the console and for the page."""
 
-import collections
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -11,15 +10,7 @@ from tqdm import tqdm
 from lm.cli.markdown import epochs_text, markdown_table
 from lm.errors import printable
 from lm.events.read import Event
-from lm.report.comparison import (
-    Group,
-    Section,
-    comparable_sets,
-    compare,
-    group_by_config,
-    identical_sets,
-    runs_by_text,
-)
+from lm.report.comparison import Group, Section, group_by_config, runs_by_text
 from lm.report.metrics import RunMetrics, num_ranks_text
 
 _RUNS_NOTE = (
@@ -35,13 +26,6 @@ _SPEEDUP_NOTE = (
 # The usual metrics of models of characters and of bytes.
 _BITS = {"characters": "bits_per_character", "bytes": "bits_per_byte"}
 _MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
-_MAX_COLUMNS = 12  # columns of a matrix
-
-
-class Unusual(str):
-    """A cell that a page highlights."""
-
-    unusual = True
 
 
 class Table(NamedTuple):
@@ -57,15 +41,6 @@ class Table(NamedTuple):
         """The table for the console, in Markdown."""
         note = f"\n{self.note}\n" if self.note else ""
         return f"{printable(self.title)}\n\n{markdown_table(self.header, self.rows)}\n{note}"
-
-
-def section_text(section: Section) -> str:
-    """Return the report of a section for the console."""
-    tables = [table.text for table in build_tables(section.groups)]
-    sentences, matrices = build_identity(section.groups)
-    lines = [f"{line}\n" for line in sentences]
-    matrices = [table.text for table in matrices]
-    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines, *matrices])
 
 
 def headline(section: Section) -> str:
@@ -234,73 +209,6 @@ def _runs(groups: Sequence[Group]) -> Table:
     if len({run.num_ranks for group in groups for run in group.runs}) > 1:
         return Table("Runs", f"{note} {_SPEEDUP_NOTE}", header, rows)
     return Table("Runs", note, header[:-2], [row[:-2] for row in rows])
-
-
-def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
-    """Compare the runs with the same settings bitwise.
-
-    Return a sentence for each set of identical runs, and a matrix of the sets that differ. If there
-    are many, the matrix has only the column of the longest run. A second table contains the facts
-    about machines and versions that differ between these sets.
-    """
-    sentences, matrices = [], []
-    for comparable in comparable_sets(groups):
-        sets = identical_sets(comparable)
-        for runs in (runs for runs in sets if len(runs) > 1):
-            *names, last = map(run_title, runs)
-            text = compare(runs[0], runs[-1])  # the longest and the shortest run
-            sentences.append(f"{', '.join(names)} and {last}: {text}")
-        longest = [runs[0] for runs in sets]
-        if len(longest) == 2:
-            names = " and ".join(map(run_title, longest))
-            sentences.append(f"{names}: {compare(*longest)}")
-        elif len(longest) > 2:
-            matrices.append(_matrix(longest))
-        starts = {run.name: run.start_facts for run in longest}
-        facts, _ = build_differences("Last starts of these runs", starts)
-        if facts:
-            matrices.append(facts)
-    return sentences, matrices
-
-
-def _matrix(runs: Sequence[RunMetrics]) -> Table:
-    columns = runs if len(runs) <= _MAX_COLUMNS else runs[:1]
-    rows = [
-        [run.name, *("-" if run is other else compare(other, run) for other in columns)]
-        for run in runs
-    ]
-    note = "Runs with the same settings, compared bitwise. Identical runs share a row."
-    return Table("Differences", note, ["run", *(run.name for run in columns)], rows)
-
-
-def build_differences(
-    title: str, values: Mapping[str, Mapping[str, Any]]
-) -> tuple[Table | None, Table]:
-    """Divide named values, such as the configs of runs, into different and common values."""
-    names = dict.fromkeys(name for each in values.values() for name in each)
-    texts = {name: [_text(each.get(name)) for each in values.values()] for name in names}
-    common = [[name, found[0]] for name, found in texts.items() if len(set(found)) == 1]
-    rows = [[name, *_marked(found)] for name, found in texts.items() if len(set(found)) > 1]
-    shared = Table(f"{title}: common" if len(values) > 1 else title, "", ["name", "value"], common)
-    if not rows:
-        return None, shared
-    header = ["", *values]
-    if len(rows) < len(values):
-        header, *rows = zip(header, *rows)
-    return Table(f"{title}: differences", "", header, rows), shared
-
-
-def _marked(texts: Sequence[str]) -> list[str]:
-    """Mark the texts that differ from the most common text, which is the first one in a tie."""
-    ((usual, _),) = collections.Counter(texts).most_common(1)
-    return [text if text == usual else Unusual(text) for text in texts]
-
-
-def _text(value: Any) -> str:
-    """Return a value as text. A value that is the same on all ranks is shown once."""
-    if isinstance(value, list) and value and all(each == value[0] for each in value):
-        return _text(value[0])
-    return "-" if value is None else str(value)
 
 
 def run_title(run: RunMetrics, *details: str) -> str:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lm.errors import ProgramExit
 from lm.events.read import drop_events_after, read_events
 from lm.report.comparison import group_by_corpus
+from lm.report.differences import section_text
 from lm.report.metrics import read_run
-from lm.report.tables import section_text
 from tests.unit.report.runs import write_run
 
 START = {"event": "start", "world_size": 1}

@@ -14,15 +14,9 @@ from lm.report.comparison import (
     group_by_config,
     group_by_corpus,
 )
+from lm.report.differences import build_differences, build_identity
 from lm.report.metrics import find_runs, read_run
-from lm.report.tables import (
-    build_differences,
-    build_identity,
-    build_tables,
-    build_time_table,
-    headline,
-    run_title,
-)
+from lm.report.tables import build_tables, build_time_table, headline, run_title
 from tests.unit.report.runs import CONFIG, write_record, write_run
 
 
