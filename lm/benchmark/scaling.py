@@ -67,7 +67,7 @@ def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
         for ranks in options.rank_counts
         if ranks > 1
     ]
-    results = take_turns(groups, options)
+    results = take_turns(groups, options, options.hosts)
     one = results["one"]
     pairs = [(kind, ranks) for kind in KINDS for ranks in options.rank_counts]
     return {

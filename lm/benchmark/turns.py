@@ -23,7 +23,7 @@ class RepeatedOptions(Options):
 
 
 def take_turns(
-    groups: Sequence[Mapping[Any, Task]], options: RepeatedOptions
+    groups: Sequence[Mapping[Any, Task]], options: RepeatedOptions, hosts: str | None = None
 ) -> dict[Any, dict[str, list]]:
     """Run rounds of all tasks, and return the results of each task as lists by round.
 
@@ -34,7 +34,7 @@ def take_turns(
     for number in range(1, options.repeats + 1):
         results: dict[Any, dict[str, Any]] = {}
         for group in groups:
-            results.update(zip(group, worker.run([*group.values()], options)))
+            results.update(zip(group, worker.run([*group.values()], options, hosts)))
         rounds.append(results)
         logger.info("repeat %d of %d", number, options.repeats)
     return {

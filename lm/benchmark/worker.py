@@ -30,7 +30,6 @@ from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
 
-_OURS = ("ours", "trace", "gemm", "products", "exchange")  # measured by lm.benchmark.ours
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
 _COMPARED_STEPS = 4  # the losses of these steps are reported, and these steps are not timed
@@ -52,8 +51,6 @@ class Options(ConfigChoice):
     )
     out: str = option("benchmarks", "directory of the JSON file with the results", is_path=True)
 
-    hosts = None  # `scaling` replaces this attribute with a flag
-
     @property
     def threads(self) -> int:
         """Threads of each rank."""
@@ -70,13 +67,13 @@ class Task:
     """One measurement."""
 
     config: Config
-    implementation: str = "ours"  # one of `_OURS`, or a variant in `step_time.PEERS`
+    implementation: str = "ours"  # see `_measure`, or a variant in `step_time.PEERS`
     ranks: int = 1  # peers need one rank
-    shapes: Mapping[str, Sequence[int]] | None = None  # shapes of the weights, for peers
+    shapes: Mapping[str, Sequence[int]] | None = None  # shapes of the weights, only for peers
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
 
 
-def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
+def run(tasks: Sequence[Task], options: Options, hosts: str | None = None) -> list[dict[str, Any]]:
     """Run measurements one after the other in a new process, or in several ranks under mpirun.
 
     The tasks need the same number of ranks. Return the result of `_measure_steps` or of a function
@@ -86,8 +83,8 @@ def run(tasks: Sequence[Task], options: Options) -> list[dict[str, Any]]:
     common["data_path"] = options.data_path
     facts = [{**dataclasses.asdict(task), **common} for task in tasks]
     ranks, timeout = tasks[0].ranks, _TIMEOUT_SECONDS * len(tasks)
-    uses_mpirun = ranks > 1 or options.hosts  # one rank runs on the first host
-    launcher = launch.mpirun_command(ranks, options.hosts) if uses_mpirun else []
+    uses_mpirun = ranks > 1 or hosts  # one rank runs on the first host
+    launcher = launch.mpirun_command(ranks, hosts) if uses_mpirun else []
     name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
     environment = launch.mpirun_environment(
         OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"
@@ -129,30 +126,33 @@ def _measure(task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
-    is_peer = implementation not in _OURS
-    if not is_peer:
-        import_tensorflow()
-        from lm.benchmark import ours
+    if task["shapes"]:
+        return _measure_peer(config, task, comm)
+    import_tensorflow()
+    from lm.benchmark import ours
+
     if implementation == "gemm":
         return ours.measure_gemm(config.precision, threads, comm)
-    if implementation == "products":
-        _, vocab_size = load_words(config, task["data_path"])
-        return ours.measure_products(config, vocab_size, threads, comm)
     if implementation == "exchange":
         return ours.measure_exchange(task["message_bytes"], threads, comm)
     ids, vocab_size = load_words(config, task["data_path"])
+    if implementation == "products":
+        return ours.measure_products(config, vocab_size, threads, comm)
     if implementation == "trace":
         return ours.measure_trace(config, file.functions, ids, vocab_size, threads, comm)
-    if is_peer:
-        with needs_extra("bench"):
-            peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-        shapes = task["shapes"].items()
-        weights = {name: initial_weight(config, name, shape) for name, shape in shapes}
-        step = peer.build_step(config, weights, implementation, threads)
-        facts = {"device": peer.device()}  # this starts JAX, whose settings must come first
-    else:
-        step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
+    step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
     return {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}
+
+
+def _measure_peer(config: Config, task: dict[str, Any], comm: Communicator) -> dict[str, Any]:
+    ids, _ = load_words(config, task["data_path"])
+    variant, shapes = task["implementation"], task["shapes"].items()
+    with needs_extra("bench"):
+        peer = importlib.import_module(f"lm.benchmark.peer_{variant.split('-')[0]}")
+    weights = {name: initial_weight(config, name, shape) for name, shape in shapes}
+    step = peer.build_step(config, weights, variant, task["threads"])
+    facts = {"device": peer.device()}  # this starts JAX, whose settings must come first
+    return {**facts, **_measure_steps(config, step, ids, comm)}
 
 
 def _measure_steps(

@@ -52,7 +52,7 @@ class TestStatistics:
     def test_tasks_take_turns(self, monkeypatch):
         numbers = iter(range(6))
         monkeypatch.setattr(
-            worker, "run", lambda tasks, _: [{"seconds": next(numbers)} for _ in tasks]
+            worker, "run", lambda tasks, *_: [{"seconds": next(numbers)} for _ in tasks]
         )
         found = take_turns([{"a": None}, {"b": None, "c": None}], StepOptions(repeats=2))
         assert found == {name: {"seconds": [i, i + 3]} for i, name in enumerate("abc")}
@@ -193,9 +193,9 @@ def test_one_rank_runs_on_the_first_host(monkeypatch, tmp_path):
     (tmp_path / "mpirun").write_text('#!/bin/sh\necho "Error: mpirun $*" >&2; exit 1\n')
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    options = ScalingOptions(config="config_test", hosts="a,b")
+    options = ScalingOptions(config="config_test")
     with pytest.raises(RunError, match=r"on 1 rank failed: .*mpirun -np 1 -H a,b "):
-        worker.run([worker.Task(CONFIG)], options)
+        worker.run([worker.Task(CONFIG)], options, "a,b")
 
 
 def test_products_are_compared_with_products_of_the_same_precision(monkeypatch):
@@ -279,5 +279,5 @@ class TestOptions:
         arguments = ["--config", "config_test", "--batch_size", "7", "--out", str(tmp_path / "new")]
         config, chosen = parse(["benchmark", *arguments], "step")
         assert (config.name, config.batch_size) == ("test", 7)
-        assert (chosen.repeats, chosen.hosts) == (8, None)
+        assert chosen.repeats == 8
         assert (tmp_path / "new").is_dir()
