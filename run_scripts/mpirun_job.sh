@@ -30,7 +30,7 @@ interrupt_job() {
 }
 
 run_job() {
-    local code=0 job='' killed='' restore
+    local code job='' killed='' restore
     restore=$(set +o | grep monitor)
     # The traps are set before the start. Otherwise, an early signal would only end this script.
     # SIGUSR2 announces a time limit. SIGTERM at this limit does not mean that the job was cancelled.
@@ -48,7 +48,11 @@ run_job() {
     [[ -z $killed ]] || signal_job KILL -
     ((stopped_by == 0)) || signal_job "$stop_signal" # the signal came before there was a job
     # A trap ends `wait` early, with a code above 128, although the job is still running.
-    while wait "$job" && code=0 || code=$?; kill -0 "$job" 2>/dev/null; do :; done
+    while :; do
+        code=0
+        wait "$job" || code=$?
+        kill -0 "$job" 2>/dev/null || break
+    done
     trap - TERM INT HUP USR2
     trap : USR1
     [[ -z $killed ]] || code=130

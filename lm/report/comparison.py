@@ -174,13 +174,10 @@ def _shared_steps(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the step events that average over the same steps in two runs."""
     _, mine, theirs = np.intersect1d(first["step"], second["step"], return_indices=True)
-    same = np.ones(len(mine), bool)
-    for values, others in (
-        # A loss is the mean over the steps since the previous step event.
-        (np.insert(first["step"], 0, 0), np.insert(second["step"], 0, 0)),
-        (first.get("epoch", first["step"]), second.get("epoch", second["step"])),
-    ):
-        same &= values[mine] == others[theirs]
+    # A loss is the mean over the steps since the previous step event.
+    same_start = np.insert(first["step"], 0, 0)[mine] == np.insert(second["step"], 0, 0)[theirs]
+    epochs, others = (steps.get("epoch", steps["step"]) for steps in (first, second))
+    same = same_start & (epochs[mine] == others[theirs])
     return mine[same], theirs[same]
 
 
