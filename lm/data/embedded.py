@@ -11,9 +11,11 @@ sums: no `choice`, no `log` or `pow`, no pairwise `sum`.
 
 import bisect
 import dataclasses
+import errno
 import hashlib
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,16 +42,10 @@ class Language(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KnownPerplexity:
-    """The perplexities of a perfect model, over all tokens including `<eos>`."""
+    """The content of truth.json. A perfect model has these perplexities, including `<eos>`."""
 
     valid_perplexity: float
     test_perplexity: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Truth(KnownPerplexity):
-    """The content of truth.json."""
-
     sha256: Mapping[str, str]  # for each split
     options: Mapping[str, Any]  # dataclasses.asdict(LanguageOptions)
 
@@ -157,20 +153,50 @@ def word_names(num_words: int) -> list[str]:
 
 
 def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> KnownPerplexity:
-    """Write the three splits of a language, one sentence per line, and `truth.json`.
+    """Create a directory with the three splits of a language and `truth.json`.
 
-    The content depends only on the options, and each file is written atomically. Several processes
-    may therefore make the same call at the same time. A repeated call does not change anything.
+    Each line of a text is a sentence. The directory appears when it is complete. If it already
+    contains this corpus, it stays unchanged.
+
+    Raises:
+      UserError: If the directory contains other files.
     """
-    written = _load_written(directory, options)
-    if written:
-        return written
-    os.makedirs(directory, exist_ok=True)
-    truth = _load_truth(directory)
-    # If the file contains `{}`, do not write it again: another process may have completed it since.
-    if truth is None or (truth and truth["options"] != dataclasses.asdict(options)):
-        # If this process is killed, `{}` shows that the next call may overwrite the texts.
-        write_json(os.path.join(directory, _TRUTH_FILE), {})
+    directory = os.path.realpath(directory)
+    if not os.path.exists(directory) or not os.listdir(directory):
+        parent = os.path.dirname(directory)
+        os.makedirs(parent, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".corpus-", dir=parent) as staging:
+            corpus = os.path.join(staging, "corpus")
+            os.mkdir(corpus)  # Unlike `staging`, it has the permissions of the umask.
+            _write_files(corpus, options)
+            try:
+                os.rename(corpus, directory)
+            except OSError as error:  # Another process may have created the directory.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+    paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
+    sha256 = {split: sha256_of(path) for split, path in paths.items() if os.path.exists(path)}
+    truth = load_known_perplexity(directory, sha256)
+    if truth is None or truth.options != dataclasses.asdict(options):
+        raise UserError(
+            f"{directory} contains files that do not belong to this corpus: move the directory"
+            " away, or choose a new directory"
+        )
+    return truth
+
+
+def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPerplexity | None:
+    """Return the known perplexity of texts, or None if `write_corpus` did not write them."""
+    path = os.path.join(directory, _TRUTH_FILE)
+    try:
+        content = read_object(path)
+        truth = content and from_json(KnownPerplexity, content, path)
+    except UserError:  # The user's own directory may contain another file of this name.
+        return None
+    return truth if truth and truth.sha256 == sha256 else None
+
+
+def _write_files(directory: str, options: LanguageOptions) -> None:
     language = random_language(options.seed, options.num_words, options.num_successors)
     sha256, perplexities = {}, {}
     for stream, split in enumerate(SPLITS, 1):
@@ -183,69 +209,13 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
             sample = sample_states(language, rng, options.eval_tokens)
         path = os.path.join(directory, f"{split}.txt")
         sha256[split], perplexities[split] = _write_text(path, language, sample)
-    known = KnownPerplexity(perplexities["valid"], perplexities["test"])
-    truth = {**dataclasses.asdict(known), "sha256": sha256, "options": dataclasses.asdict(options)}
+    truth = {
+        "valid_perplexity": perplexities["valid"],
+        "test_perplexity": perplexities["test"],
+        "sha256": sha256,
+        "options": dataclasses.asdict(options),
+    }
     write_json(os.path.join(directory, _TRUTH_FILE), truth)
-    return known
-
-
-def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPerplexity | None:
-    """Return the known perplexity of texts, or None if `write_corpus` did not write them."""
-    try:
-        truth = _load_truth(directory)
-    except UserError:  # The user's own directory may contain another file of this name.
-        return None
-    return _known_perplexity(truth, sha256)
-
-
-def _known_perplexity(
-    truth: Mapping[str, Any] | None, sha256: Mapping[str, str]
-) -> KnownPerplexity | None:
-    if not truth or truth["sha256"] != sha256:
-        return None
-    return KnownPerplexity(truth["valid_perplexity"], truth["test_perplexity"])
-
-
-def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity | None:
-    """Return the known perplexity if the whole corpus of these options is already written.
-
-    Raises:
-      UserError: If a text would be overwritten that this program did not write.
-    """
-    paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
-    # Another process may be writing the same corpus: first `{}` into `truth.json`, then the texts,
-    # and then the content of `truth.json`. Therefore, `truth.json` is read after the texts.
-    sha256 = {split: sha256_of(path) for split, path in paths.items() if os.path.exists(path)}
-    try:
-        truth = _load_truth(directory)
-    except UserError:
-        raise _different_corpus(os.path.join(directory, _TRUTH_FILE)) from None
-    if truth == {}:
-        return None
-    written = truth["sha256"] if truth else {}
-    for split, found in sha256.items():
-        if found != written.get(split):
-            raise _different_corpus(paths[split])
-    is_same = truth and truth["options"] == dataclasses.asdict(options)
-    return _known_perplexity(truth, sha256) if is_same else None
-
-
-def _different_corpus(path: str) -> UserError:
-    return UserError(
-        f"{path} belongs to a different corpus and is not overwritten: move it away, or choose a"
-        " different directory"
-    )
-
-
-def _load_truth(directory: str) -> dict[str, Any] | None:
-    """Return the content of truth.json, {} while the texts are incomplete, or None if missing.
-
-    Raises:
-      UserError: If `write_corpus` did not write the file.
-    """
-    path = os.path.join(directory, _TRUTH_FILE)
-    content = read_object(path)
-    return content and vars(from_json(_Truth, content, path))
 
 
 def _write_text(path: str, language: Language, sample: Iterator[list[int]]) -> tuple[str, float]:

@@ -1,14 +1,8 @@
 """The embedded corpus: its known perplexity is correct, and its text is the same everywhere."""
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 import math
-import os
-import pathlib
-import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -131,42 +125,26 @@ def _contents(directory):
     return {path: (path.stat().st_ino, path.read_bytes()) for path in directory.iterdir()}
 
 
-def test_second_call_writes_nothing_and_a_new_seed_replaces_all_files(tmp_path):
+def test_a_second_call_writes_nothing(tmp_path):
     first = embedded.write_corpus(tmp_path, SMALL)
     assert first == embedded.load_known_perplexity(tmp_path, _checksums(tmp_path))
     before = _contents(tmp_path)
     assert len(before) == 4
     assert embedded.write_corpus(tmp_path, SMALL) == first
     assert _contents(tmp_path) == before
-    embedded.write_corpus(tmp_path, OTHER)
-    assert set(tmp_path.iterdir()) == set(before)
-    assert all(path.read_bytes() != content for path, (_, content) in before.items())
 
 
-@pytest.mark.parametrize("num_written", range(4))
-@pytest.mark.parametrize("first, then", [(None, OTHER), (SMALL, SMALL), (SMALL, OTHER)])
-def test_interrupted_writing_is_completed(tmp_path, monkeypatch, first, num_written, then):
-    directory, sample = tmp_path / "d", embedded.sample_states
-    if first:
-        embedded.write_corpus(directory, first)
-
-    def interrupt(*arguments):
-        if len(started) == num_written:
+def test_interrupted_writing_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(path, language, sample):
+        if path.endswith("test.txt"):
             raise KeyboardInterrupt
-        started.append(arguments)
-        return sample(*arguments)
+        return write(path, language, sample)
 
-    started = []
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(embedded, "sample_states", interrupt)
-        embedded.write_corpus(directory, OTHER)
-    for options in (then, OTHER):
-        known = embedded.write_corpus(directory, options)
-        whole = tmp_path / f"whole-{options.seed}"
-        assert embedded.write_corpus(whole, options) == known
-        assert {p.name: p.read_bytes() for p in directory.iterdir()} == {
-            p.name: p.read_bytes() for p in whole.iterdir()
-        }
+    write = embedded._write_text
+    monkeypatch.setattr(embedded, "_write_text", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.write_corpus(tmp_path / "d", SMALL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
@@ -176,12 +154,12 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         "from lm.data.embedded import LanguageOptions, write_corpus\n"
         "peaks = []\n"
         "for tokens in (100_000, 1_500_000):\n"
-        "    write_corpus(sys.argv[1], LanguageOptions(num_tokens=tokens))\n"
+        "    write_corpus(f'{sys.argv[1]}/{tokens}', LanguageOptions(num_tokens=tokens))\n"
         "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
         "print(peaks[1] - peaks[0])"
     )
     assert int(run_code(code, tmp_path).stdout) < 4000  # kilobytes
-    assert (tmp_path / "train.txt").stat().st_size > 5e6
+    assert (tmp_path / "1500000/train.txt").stat().st_size > 5e6
 
 
 def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
@@ -197,96 +175,12 @@ def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
         assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
 
 
-def _states_of_a_call(directory):
-    """Return the contents of a directory before and after each change by `write_corpus`."""
-    states, replace = [{}], os.replace
-
-    def note(*paths):
-        replace(*paths)
-        states.append({p.name: p.read_bytes() for p in directory.iterdir() if p.suffix != ".tmp"})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", note)
-        embedded.write_corpus(directory, SMALL)
-    return states
-
-
-def _with_change_before_line(moment, change, call):
-    """Run `call`, and `change` before the `moment`-th line that the module executes.
-
-    Returns:
-      The number of lines that the module executed.
-    """
-    num_lines, previous = 0, sys.gettrace()
-
-    def trace(frame, event, _):
-        nonlocal num_lines
-        if frame.f_code.co_filename != embedded.__file__:
-            return None
-        num_lines += event == "line"
-        if event == "line" and num_lines == moment:
-            change()
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-    return num_lines
-
-
-def test_another_process_may_write_the_same_corpus_at_any_time(tmp_path):
-    """Before any line of one call, the other call may have made any number of its changes."""
-    states, path = _states_of_a_call(tmp_path / "whole"), tmp_path / "shared"
-    assert len(states) == 6
-
-    def write(state):
-        for name, content in state.items():
-            (path / name).write_bytes(content)
-
-    for before, after in itertools.combinations(states, 2):
-        for moment in itertools.count(1):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir()
-            write(before)
-            change = functools.partial(write, after)
-            load = functools.partial(embedded._load_written, path, SMALL)
-            if _with_change_before_line(moment, change, load) < moment:
-                break
-        assert moment > 5
-
-
-def test_the_complete_corpus_of_another_process_stays_complete(tmp_path, monkeypatch):
-    *_, incomplete, complete = _states_of_a_call(tmp_path / "whole")
-    path, replace = tmp_path / "shared", os.replace
-
-    def write(state):
-        path.mkdir(exist_ok=True)
-        for name, content in state.items():
-            (path / name).write_bytes(content)
-
-    def check_and_replace(source, target):
-        before = {p.name: p.read_bytes() for p in path.iterdir()}
-        was_complete = before.items() >= complete.items()
-        replace(source, target)
-        assert not was_complete or pathlib.Path(target).read_bytes() != incomplete["truth.json"]
-
-    monkeypatch.setattr(os, "replace", check_and_replace)
-    for moment in range(1, 40):
-        shutil.rmtree(path, ignore_errors=True)
-        write(incomplete)
-        change = functools.partial(write, complete)
-        call = functools.partial(embedded.write_corpus, path, SMALL)
-        assert _with_change_before_line(moment, change, call) > moment
-
-
 @pytest.mark.parametrize("name", ["train.txt", "valid.txt", "test.txt", "truth.json"])
 @pytest.mark.parametrize("options", [SMALL, OTHER])
 def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
     embedded.write_corpus(tmp_path, SMALL)
     (tmp_path / name).write_text("my own words\n")
     before = _contents(tmp_path)
-    with pytest.raises(UserError, match="belongs to a different corpus and is not overwritten"):
+    with pytest.raises(UserError, match="contains files that do not belong to this corpus"):
         embedded.write_corpus(tmp_path, options)
     assert _contents(tmp_path) == before
