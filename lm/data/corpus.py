@@ -49,11 +49,11 @@ class Corpus:
 
     record: CorpusRecord  # kind, path and SHA-256 (of the splits and the vocabulary)
     tokenizer: Tokenizer
-    # Memory-mapped int32 token IDs [tokens]; None if they are missing or not loaded.
+    # Memory-mapped int32 token IDs [tokens]; None if there is no test split.
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray | None
-    encoded: Mapping[str, Encoded]  # for each split that is loaded
+    encoded: Mapping[str, Encoded]  # for each split
     sources: Mapping[str, Source]  # for each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
@@ -179,7 +179,7 @@ def _locate(
         return candidates[-1]
     raise missing_error(
         f"the corpus of {run_dir} is not in {candidates[0]}; mount its disk, or give its directory"
-        " with --data_path"
+        " with --data_path (lm.evaluate reads other texts with --split)"
     )
 
 
@@ -196,7 +196,6 @@ def load_corpus(
     config: Config = _CONFIG,
     data_url: str | None = None,
     tokenizer: Tokenizer | None = None,
-    only: str | None = None,
 ) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
@@ -205,11 +204,8 @@ def load_corpus(
         which is downloaded if the directory contains neither; see data/README.md.
       config: Selects the tokenizer and limits its vocabulary.
       tokenizer: Replaces the tokenizer of the config.
-      only: The split to load, or None for all splits. If it is given, `tokenizer` is required.
     """
-    kind, directory, sources = _find_sources(data_path, config, data_url)
-    if only and only not in sources:
-        raise UserError(f"the corpus in {data_path} has no {only} split")
+    kind, directory, sources = find_sources(data_path, config, data_url)
     sha256_by_split = {split: sha256_of_text(source.parts) for split, source in sources.items()}
     for split, source in sources.items() if kind == "ptb" else ():
         if sha256_by_split[split] != PTB_SHA256[os.path.basename(source.path)]:
@@ -220,11 +216,10 @@ def load_corpus(
     is_inherited = tokenizer is not None
     given = None if is_inherited else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
-    recipe = Recipe(sources, sha256_by_split, config, tokenizer, only)
+    recipe = Recipe(sources, sha256_by_split, config, tokenizer)
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
         check_known(sources[split].path, facts, encoded.tokenizer, given)
-    identity = [*sha256_by_split.values(), encoded.tokenizer.sha256]
     _log_sizes(kind, data_path, encoded)
     if tokenizer is None and not _warn_without_spaces(encoded):
         _warn_without_unknown(encoded)
@@ -233,9 +228,11 @@ def load_corpus(
     known_perplexity = load_known_perplexity(directory, sha256_by_split)
     is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
-        CorpusRecord(kind, os.path.abspath(data_path), _digest(identity), _digest(identity[:-1])),
-        encoded.tokenizer,
-        *map(encoded.ids.get, SPLITS),
+        record=corpus_record(kind, data_path, sha256_by_split, encoded.tokenizer),
+        tokenizer=encoded.tokenizer,
+        train=encoded.ids["train"],
+        valid=encoded.ids["valid"],
+        test=encoded.ids.get("test"),
         encoded=encoded.splits,
         sources=sources,
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
@@ -243,8 +240,8 @@ def load_corpus(
     )
 
 
-def _find_sources(
-    data_path: str, config: Config, data_url: str | None
+def find_sources(
+    data_path: str, config: Config, data_url: str | None = None
 ) -> tuple[str, str, dict[str, Source]]:
     """Return the kind of a corpus, its directory, and its splits."""
     if config.corpus == "embedded":
@@ -261,6 +258,19 @@ def _find_sources(
             " of few lines into train.txt and valid.txt, for example with head -c and tail -c"
         )
     return "text", os.path.dirname(os.path.abspath(data_path)), sources
+
+
+def corpus_record(
+    kind: str, data_path: str, sha256_by_split: Mapping[str, str], tokenizer: Tokenizer
+) -> CorpusRecord:
+    """Return the identity of a corpus."""
+    texts = list(sha256_by_split.values())
+    return CorpusRecord(
+        kind,
+        os.path.abspath(data_path),
+        sha256=_digest([*texts, tokenizer.sha256]),
+        text_sha256=_digest(texts),
+    )
 
 
 def _digest(checksums: Iterable[str]) -> str:

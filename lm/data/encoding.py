@@ -59,21 +59,10 @@ class Recipe:
     sha256: Mapping[str, str]  # for each split
     config: Config
     tokenizer: Tokenizer | None  # None: the training text determines the vocabulary
-    only: str | None = None  # the split to load, if no other is needed; requires a tokenizer
-
-    @property
-    def loaded(self) -> dict[str, Source]:
-        """The splits to load."""
-        return {split: s for split, s in self.sources.items() if self.only in (None, split)}
-
-    @property
-    def name(self) -> str:
-        """The name of the cache entry to create: of the only split, or of the whole corpus."""
-        return f"{self.key}-{self.only}" if self.only else self.key
 
     @property
     def key(self) -> str:
-        """The name of the whole encoded corpus in a cache."""
+        """The name of the encoded corpus in a cache."""
         parts = [f"v{_sha256_of_rules()[:16]}", *(sha256[:16] for sha256 in self.sha256.values())]
         config = self.config
         name = self.tokenizer.name if self.tokenizer else config.tokenizer
@@ -136,10 +125,10 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
     `<unk>` does not occur in the training text.
     """
     config, tokenizer = recipe.config, recipe.tokenizer
-    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.loaded}
+    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
     pieces, found = _new_ids(), {}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
-    for split, source in reversed(recipe.loaded.items()):
+    for split, source in reversed(recipe.sources.items()):
         logger.info("encoding %s", source.path)
         if tokenizer:
             found[split] = encode_source(source, tokenizer, paths[split], config.token_dtype)
@@ -240,7 +229,7 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
     """Open the encoded form of a corpus. Encode the corpus first if necessary."""
     failures = []
     for directory in cache_directories(data_path):
-        entry = os.path.join(directory, recipe.name)
+        entry = os.path.join(directory, recipe.key)
         try:
             for path in (os.path.dirname(directory), directory):
                 os.makedirs(path, 0o755, exist_ok=True)  # the umask may let a group write
@@ -263,16 +252,14 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
 
 def _find_entry(directory: str, recipe: Recipe) -> EncodedCorpus | None:
     """Return the encoded corpus in a cache, or None if it is missing or corrupt."""
-    found = _open_entry(os.path.join(directory, recipe.key), recipe)
-    if recipe.only and not found:
-        found = _open_entry(os.path.join(directory, recipe.name), recipe)
-    builds = recipe.config.tokenizer in BUILT and not recipe.config.vocabulary
-    if found or not recipe.tokenizer or not builds or recipe.sources["train"].reads_ids:
-        return found
-    # A run that resumes or is evaluated may have a vocabulary that was built from the same text.
-    own = dataclasses.replace(recipe, tokenizer=None)
-    found = _open_entry(os.path.join(directory, own.key), own)
-    return found if found and found.tokenizer.sha256 == recipe.tokenizer.sha256 else None
+    candidates = [recipe]
+    if recipe.tokenizer:  # A run that resumes may have built its vocabulary from the same text.
+        candidates.append(dataclasses.replace(recipe, tokenizer=None))
+    for candidate in candidates:
+        found = _open_entry(os.path.join(directory, candidate.key), candidate)
+        if found and (not recipe.tokenizer or found.tokenizer.sha256 == recipe.tokenizer.sha256):
+            return found
+    return None
 
 
 def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
@@ -333,16 +320,14 @@ def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
         check_private(entry)
         with open_regular(os.path.join(entry, "entry.json")) as file:
             record = from_json(_EntryRecord, parse_object(file.read()), "entry.json")
-        files = {split: f"{split}.ids" for split in recipe.loaded}
-        unused = {f"{split}.ids" for split in recipe.sources} - {*files.values()}
         for name, expected in record.sha256.items():
-            if name not in unused and sha256_of(os.path.join(entry, name)) != expected:
+            if sha256_of(os.path.join(entry, name)) != expected:
                 raise ValueError(f"{name}: checksum mismatch")
         tokenizer = recipe.tokenizer or saved_tokenizer(entry)
-        splits = {split: record.splits[split] for split in files}
+        splits = {split: record.splits[split] for split in recipe.sources}
     # Other errors must not replace the entry, because other jobs may be training from it.
     except (FileNotFoundError, ValueError, KeyError) as error:
         logger.info("the encoded corpus in %s is corrupt (%s)", entry, error)
         return None
-    ids = {split: map_ids(os.path.join(entry, name)) for split, name in files.items()}
+    ids = {split: map_ids(os.path.join(entry, f"{split}.ids")) for split in splits}
     return EncodedCorpus(ids, tokenizer, splits)

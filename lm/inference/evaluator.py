@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data.corpus import check_known, find_data_path, load_corpus
+from lm.data.corpus import check_known, corpus_record, find_data_path, find_sources
 from lm.data.encoding import Encoded, encode_source, map_ids
 from lm.data.splits import SPLITS, Source, source_of
 from lm.data.symbols import Characters
+from lm.data.text import sha256_of_text
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -129,28 +130,21 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
     raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
 
 
-class _MissingCorpus(UserError):
-    """A directory does not contain the corpus of a run."""
-
-
 def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     is_given = data_path is not None
-    try:
-        data_path = find_data_path(run.config.corpus, [run.directory], data_path, _MissingCorpus)
-    except _MissingCorpus as error:
-        if is_given and os.path.isdir(data_path):
+    data_path = find_data_path(run.config.corpus, [run.directory], data_path)
+    kind, _, sources = find_sources(data_path, run.config)
+    if split not in sources:
+        raise UserError(f"the corpus in {data_path} has no {split} split")
+    if not is_given:
+        sha256 = {name: sha256_of_text(source.parts) for name, source in sources.items()}
+        record = corpus_record(kind, data_path, sha256, run.tokenizer)
+        if record.sha256 != run.record.corpus.sha256:
             raise UserError(
-                f"{data_path} does not contain the kind of corpus that {run.directory} was trained"
-                " on: to evaluate a text file, pass it with --split"
-            ) from error
-        raise
-    corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer, only=split)
-    if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
-        raise UserError(
-            f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
-            f" the changed corpus anyway, add --data_path {data_path}"
-        )
-    return Text(split, getattr(corpus, split), corpus.encoded[split], corpus.sources[split])
+                f"the corpus in {data_path} has changed since the training of {run.directory}: to"
+                f" use the changed corpus anyway, add --data_path {data_path}"
+            )
+    return _encode(run, split, sources[split])
 
 
 def _encode(run: Run, name: str, source: Source) -> Text:
@@ -164,7 +158,7 @@ def _encode(run: Run, name: str, source: Source) -> Text:
             f"cannot write to {tempfile.gettempdir()} ({error.strerror}): free some space, or set"
             " TMPDIR to a different directory"
         ) from error
-    check_known(name, encoded, run.tokenizer)
+    check_known(source.path, encoded, run.tokenizer)
     return Text(name, ids, encoded, source)
 
 

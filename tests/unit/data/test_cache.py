@@ -19,7 +19,7 @@ from lm.data.corpus import load_corpus
 from lm.data.symbols import BUILT
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import EOS
-from lm.errors import RunError, UserError
+from lm.errors import RunError
 from tests.commands import ROOT, run_code
 from tests.unit.data.texts import load_obeying_permissions, words_of, write
 
@@ -133,28 +133,6 @@ def test_a_run_that_resumes_does_not_encode_again(tmp_path, encodings):
     other = load_corpus(data_path, Config(vocab_size=4)).tokenizer
     assert load_corpus(data_path, tokenizer=other).tokenizer.tokens == other.tokens
     assert len(encodings) == 3
-
-
-@pytest.mark.parametrize("config", [Config(), Config(vocab_size=4), Config(tokenizer="bytes")])
-def test_one_split_is_loaded_without_the_others(tmp_path, encodings, config):
-    data_path = write(tmp_path / "d", valid="cow the\n")
-    whole = load_corpus(data_path, config)
-    (entry,) = tmp_path.glob("d/.cache/v*")
-    (entry / "train.ids").write_bytes(b"corrupt")
-    found = load_corpus(data_path, config, tokenizer=whole.tokenizer, only="valid")
-    assert (found.record, found.train, found.test) == (whole.record, None, None)
-    assert found.valid.filename == whole.valid.filename and len(encodings) == 1
-    shutil.rmtree(entry)
-    for _ in range(2):
-        found = load_corpus(data_path, config, tokenizer=whole.tokenizer, only="valid")
-        assert found.record == whole.record
-        assert np.array_equal(found.valid, whole.valid)
-        assert found.encoded == {"valid": whole.encoded["valid"]}
-    assert len(encodings) == 2 and not list(tmp_path.glob("d/.cache/*/train.ids"))
-    assert load_corpus(data_path, config, tokenizer=whole.tokenizer).encoded == whole.encoded
-    os.remove(f"{data_path}/test.txt")
-    with pytest.raises(UserError, match="has no test split"):
-        load_corpus(data_path, config, tokenizer=whole.tokenizer, only="test")
 
 
 def test_changed_rules_encode_again(tmp_path):
