@@ -238,6 +238,23 @@ def enclosing_run(path: str) -> str | None:
     return None
 
 
+def run_of_checkpoint(path: str) -> str | None:
+    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None.
+
+    The path may be a link.
+    """
+    path = os.path.abspath(path)
+    parents = [os.path.dirname(os.path.dirname(p)) for p in (path, os.path.realpath(path))]
+    return next(filter(load_record, (path, *parents)), None)
+
+
+def run_with(checkpoint: str) -> str:
+    """Return the run of a checkpoint. If it was copied without its run, raise UserError."""
+    if run_dir := run_of_checkpoint(checkpoint):
+        return run_dir
+    raise UserError(f"{checkpoint} is not inside a run: pass RUN/checkpoints/step-N")
+
+
 def has_checkpoints(run_dir: str) -> bool:
     """Return whether the run has had a checkpoint, according to run.json; see `load_record`."""
     content = read_object(os.path.join(run_dir, RUN_FILE)) or {}

@@ -14,14 +14,14 @@ from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb, is_for_ptb, ptb_in
-from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
+from lm.data.selection import earlier_tokenizer, fixed_tokenizer
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
 from lm.data.symbols import Bytes
 from lm.data.text import sha256_of_text
 from lm.data.tokenizers import Tokenizer, Words
 from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
-from lm.record import CorpusRecord, load_record
+from lm.record import CorpusRecord, load_record, run_of_checkpoint
 
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs

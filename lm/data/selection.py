@@ -98,23 +98,6 @@ def saved_tokenizer(directory: str) -> Tokenizer:
     return load_subwords(os.path.join(directory, SAVED))
 
 
-def run_of_checkpoint(path: str) -> str | None:
-    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None.
-
-    The path may be a link.
-    """
-    path = os.path.abspath(path)
-    parents = [os.path.dirname(os.path.dirname(p)) for p in (path, os.path.realpath(path))]
-    return next(filter(load_record, (path, *parents)), None)
-
-
-def run_with(checkpoint: str) -> str:
-    """Return the run of a checkpoint. If it was copied without its run, raise UserError."""
-    if run_dir := run_of_checkpoint(checkpoint):
-        return run_dir
-    raise UserError(f"{checkpoint} is not inside a run: pass RUN/checkpoints/step-N")
-
-
 def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:
     """Return the tokenizer of an earlier run, unless this host does not have its directory.
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lm import logger
 from lm.errors import error_class, printable
-from lm.files import RetryingAppend
+from lm.events.append import RetryingAppend
 
 _MAX_EARLY_LINES = 1000
 _MOMENTARY = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}  # errors of a console that is a file

@@ -16,10 +16,10 @@ import tqdm.auto
 
 from lm import logger
 from lm.errors import ProgramExit, RunError, Stopped
+from lm.events.append import RetryingAppend
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.observer import Observer
 from lm.events.tensorboard import TensorBoardWriter
-from lm.files import RetryingAppend
 from lm.record import METRICS_FILE, OBSERVER_FILE, TENSORBOARD_DIR
 
 _SILENT_SECONDS = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lm.files import RetryingAppend
+from lm.events.append import RetryingAppend
 from lm.perplexity import MAX_MEAN_NLL
 
 _METRICS = "perplexity", "bits_per_byte", "bits_per_character", "word_perplexity"

@@ -11,7 +11,7 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.transfer import VariableLoader, weight_names
 from lm.config import Config
-from lm.data.selection import run_with, saved_tokenizer
+from lm.data.selection import saved_tokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
@@ -26,6 +26,7 @@ from lm.record import (
     load_existing_record,
     may_differ,
     missing_config_file,
+    run_with,
 )
 from lm.user.trial_run import NetworkCheck
 
