@@ -29,7 +29,7 @@ from lm.cli import program
 from lm.cli.parser import parse
 from lm.config import Config
 from lm.data.splits import Source, divide_file, find_splits
-from lm.data.text import Block, Part, decode_blocks, read_blocks
+from lm.data.text import Block, decode_blocks, read_blocks
 from lm.errors import UserError, error_class, needs_extra
 from lm.files import open_atomically
 from lm.options import Checked, option
@@ -41,7 +41,6 @@ _SAMPLE_SIZE = 1 << 20  # words
 # BpeTrainer counts pairs of tokens in 32 bits. "he" is 2 to 3% of an English text, so its
 # count overflows in a text of about 75 GB.
 _MAX_BPE_BYTES = 32_000_000_000
-_GZIP_RATIO = 3
 _MAX_CHARACTERS = 1 << 20  # spaces and line ends do not count
 
 
@@ -72,11 +71,6 @@ def _tokenizer(argv):
         raise UserError(f"--output {output} already exists: choose a different file, or remove it")
     train = {"bpe": train_bpe, "unigram": train_unigram}[options.kind]
     source = find_train(options.data_path, options.split)
-    if options.kind == "bpe" and sum(map(_num_bytes, source.parts)) > _MAX_BPE_BYTES:
-        raise UserError(
-            f"{source.path} is larger than {_MAX_BPE_BYTES:,} bytes, so the counts of bpe could"
-            " overflow: train the tokenizer on a sample of the text"
-        )
     try:
         with open_atomically(output) as file:  # Report a read-only directory before the training.
             blocks = read_blocks(source.parts, "reading")
@@ -85,15 +79,6 @@ def _tokenizer(argv):
     except OSError as error:
         raise error_class(error)(f"cannot write {output}: {error.strerror}") from error
     print(f"wrote {output}: {tokenizer.get_vocab_size():,} tokens")
-
-
-def _num_bytes(part: Part) -> int:
-    """Return the number of bytes of a text, or an estimate if the text is compressed."""
-    if part.stop is not None:
-        return part.stop - part.start
-    if not os.path.exists(part.path):
-        return 0
-    return os.path.getsize(part.path) * (_GZIP_RATIO if part.path.endswith(".gz") else 1)
 
 
 def find_train(data_path: str, split: str) -> Source:
@@ -137,7 +122,7 @@ def read_complete_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
 
 
 def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
-    """Train a byte-level BPE tokenizer like GPT-2's."""
+    """Train a byte-level BPE tokenizer like GPT-2's on the first `_MAX_BPE_BYTES` of the texts."""
     with needs_extra("tokenizers"):
         from tokenizers import models, trainers
     trainer = trainers.BpeTrainer(
@@ -150,9 +135,19 @@ def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
     tokenizer = _byte_level(models.BPE())
     # In the main thread, the library would delay Ctrl-C until the end of the training.
     thread = concurrent.futures.ThreadPoolExecutor(1)
-    thread.submit(tokenizer.train_from_iterator, texts, trainer).result()
+    thread.submit(tokenizer.train_from_iterator, _first(texts, _MAX_BPE_BYTES), trainer).result()
     thread.shutdown()
     return tokenizer
+
+
+def _first(texts: Iterable[list[str]], num_bytes: int) -> Iterator[list[str]]:
+    """Yield texts until they have `num_bytes` bytes."""
+    for some in texts:
+        if num_bytes <= 0:
+            logger.warning("training on the first %s bytes only", f"{_MAX_BPE_BYTES:,}")
+            return
+        yield some
+        num_bytes -= sum(len(text.encode()) for text in some)
 
 
 def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:

@@ -12,8 +12,8 @@ from lm.data.subwords import load_subwords
 from lm.data.text import Part, read_blocks
 from lm.errors import UserError
 from lm.tokenizer import (
+    _first,
     _sample,
-    _tokenizer,
     find_train,
     read_complete_words,
     train_bpe,
@@ -101,14 +101,13 @@ def test_a_sample_does_not_consist_of_rare_words(monkeypatch):
     assert sorted(_sample(collections.Counter(words))) == sorted(words)
 
 
-def test_a_text_that_is_too_large_for_bpe_is_one_line(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("lm.tokenizer._MAX_BPE_BYTES", len(SAMPLE.encode()) - 1)
-    flags = ["lm.tokenizer", "--data_path", str(text.parent), "--vocab_size", "300"]
-    flags += ["--output", str(tmp_path / "new.json")]
-    with pytest.raises(UserError, match=r"train.txt is larger than .* on a sample of the text$"):
-        _tokenizer(flags)
-    assert not list(tmp_path.iterdir())
-    _tokenizer([*flags, "--kind", "unigram"])
+def test_bpe_uses_the_first_bytes_of_a_large_text(caplog):
+    texts = [["the cat"], ["é", "dog"], ["the mat"]]
+    assert list(_first(texts, 9)) == texts[:2]
+    assert "training on the first" in caplog.text
+    caplog.clear()
+    assert list(_first(texts, 13)) == texts
+    assert not caplog.records
 
 
 def test_frequent_words_are_tokens(tokenizer):
