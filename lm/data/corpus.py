@@ -318,12 +318,13 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
     found = [each.name for each in _visible(data_path) if _is_own(each, needs_ptb)][:_MAX_NAMES]
-    # PTB must not complete a text of the user. With an address, PTB is loaded next to other files.
-    unpublished = any(
+    has_changed_ptb = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]
         for source in ptb.values()
     )
-    if own or unpublished or (not data_url and not PTB_SHA256.keys() >= set(found)):
+    # With an address, PTB is loaded next to other files.
+    has_other_files = not data_url and not set(found) <= PTB_SHA256.keys()
+    if own or has_changed_ptb or has_other_files:  # PTB must not complete a text of the user.
         found = found or sorted(os.path.basename(source.path) for source in own.values())
         raise UserError(
             f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"

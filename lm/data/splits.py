@@ -98,8 +98,9 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
     """
     try:
         shares = [float(share) for share in percentages.split(",")]
-        assert len(shares) == 2 and min(shares) >= 0 and sum(shares) < 100
-    except (ValueError, AssertionError) as error:
+        if not (len(shares) == 2 and min(shares) >= 0 and sum(shares) < 100):
+            raise ValueError
+    except ValueError as error:
         raise UserError(
             f"split must be the percentages of valid and test, such as 5,5, not {percentages!r}"
         ) from error

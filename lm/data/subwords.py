@@ -117,9 +117,10 @@ class _SentencePiece(_Subwords):
         with needs_extra("tokenizers"):
             from sentencepiece import SentencePieceProcessor
         try:
-            assert files[_SENTENCE_PIECE]
+            if not files[_SENTENCE_PIECE]:
+                raise RuntimeError("the file is empty")
             self._model = SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
-        except (AssertionError, RuntimeError) as error:
+        except RuntimeError as error:
             raise ValueError("it is neither a tokenizer.json nor a SentencePiece model") from error
         size = self._model.get_piece_size()
         self.tokens = [self._model.id_to_piece(i) for i in range(size)]

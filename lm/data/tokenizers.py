@@ -68,10 +68,6 @@ class Tokenizer(abc.ABC):
         UNKNOWN here.
         """
 
-    def encode_line(self, line: str) -> list[int]:
-        """Return the token IDs of a line and of its line end."""
-        return self.encode(line + "\n")
-
     def unknown(self, text: str) -> list[str]:
         """List the parts of a text that are outside the vocabulary."""
         return []

@@ -77,7 +77,7 @@ class Scorer:
         try:
             for number, sentence in enumerate(sentences, first):
                 try:
-                    batch.append((sentence, self._tokenizer.encode_line(sentence)))
+                    batch.append((sentence, self._tokenizer.encode(sentence + "\n")))
                 except UserError as error:
                     raise UserError(f"{place} {number}: {error}") from error
                 if len(batch) == self.rows:
