@@ -22,10 +22,10 @@ from lm.record import recorded_config
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
-    from lm.data.tokenizers import Tokenizer
     from lm.inference.generator import Generated
     from lm.inference.scorer import Score
     from lm.inference.trained_run import Run
+    from lm.tokens.tokenizers import Tokenizer
 
 _connect = functools.cache(connect)  # at most one connection per process
 # Only one thread may open a run at a time, because opening temporarily changes the stderr, random

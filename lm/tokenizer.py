@@ -29,10 +29,10 @@ from lm.cli import program
 from lm.cli.parser import parse
 from lm.config import Config
 from lm.data.splits import Source, divide_file, find_splits
-from lm.data.text import Block, decode_blocks, read_blocks
 from lm.errors import UserError, error_class, needs_extra
 from lm.files import open_atomically
 from lm.options import Checked, option
+from lm.tokens.text import Block, decode_blocks, read_blocks
 
 _SEPARATOR = "<|endoftext|>"
 _NUM_BYTES = 256

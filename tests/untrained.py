@@ -17,11 +17,11 @@ from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.corpus import load_corpus
-from lm.data.tokenizers import Tokenizer
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.record import CorpusRecord, FileRecord, RunRecord
+from lm.tokens.tokenizers import Tokenizer
 
 CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 

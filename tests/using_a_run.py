@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
-from lm.data.tokenizers import split_words
 from lm.inference.evaluator import evaluate
 from lm.inference.generator import Generator
 from lm.inference.sampling import Sampling
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
+from lm.tokens.tokenizers import split_words
 
 
 def check_commands_agree(run, functions, corpora, tmp_path, text="embedded/test.txt"):

@@ -1,1 +1,1 @@
-"""Convert text files to windows of token IDs, without TensorFlow, and identically on all ranks."""
+"""Convert files to windows of token IDs, without TensorFlow, and identically on all ranks."""

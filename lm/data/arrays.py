@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lm.data.text import Part
 from lm.errors import UserError, error_class, first_line
+from lm.tokens.text import Part
 
 _BLOCK = 1 << 20  # token IDs
 _ENOUGH = 100  # token IDs; a shorter text may have zeros at all odd positions by chance

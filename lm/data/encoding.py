@@ -25,12 +25,7 @@ import numpy as np
 from lm import logger
 from lm.config import Config
 from lm.data.arrays import read_id_files
-from lm.data.selection import saved_tokenizer
 from lm.data.splits import Source
-from lm.data.symbols import BUILT
-from lm.data.text import measured, read_blocks, sha256_of_text
-from lm.data.tokenizers import UNKNOWN, Tokenizer, Words
-from lm.data.vocabulary import UNK, Vocabulary
 from lm.errors import RunError, UserError
 from lm.files import (
     check_private,
@@ -44,11 +39,19 @@ from lm.files import (
 )
 from lm.perplexity import TextSize
 from lm.record import from_json
+from lm.tokens.selection import saved_tokenizer
+from lm.tokens.symbols import BUILT
+from lm.tokens.text import measured, read_blocks, sha256_of_text
+from lm.tokens.tokenizers import UNKNOWN, Tokenizer, Words
+from lm.tokens.vocabulary import UNK, Vocabulary
 
 ID_DTYPE = np.dtype("<i4")  # The files are little-endian on every machine.
 _ID_BLOCK_BYTES = 1 << 20
-# The modules of this package that determine the token IDs of a text.
-_RULES = "arrays encoding splits subwords symbols text tokenizers vocabulary".split()
+# The modules of lm/ that determine the token IDs of a text.
+_RULES = (
+    "data/arrays.py", "data/encoding.py", "data/splits.py", "tokens/subwords.py",
+    "tokens/symbols.py", "tokens/text.py", "tokens/tokenizers.py", "tokens/vocabulary.py",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Recipe:
 @functools.cache
 def _sha256_of_rules() -> str:
     """Return a checksum of the code that converts text to token IDs."""
-    paths = [pathlib.Path(__file__).with_name(f"{name}.py") for name in _RULES]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    package = pathlib.Path(__file__).parents[1]
+    return hashlib.sha256(b"".join((package / name).read_bytes() for name in _RULES)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

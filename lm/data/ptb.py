@@ -13,9 +13,9 @@ import requests
 
 from lm import logger
 from lm.data.splits import SPLITS, Source
-from lm.data.text import Part, ReadProgress
 from lm.errors import RunError, UserError, error_class, without_secrets
 from lm.files import locked, write_atomically
+from lm.tokens.text import Part, ReadProgress
 
 PTB_SHA256 = {
     "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.text import Part, read_blocks
 from lm.errors import UserError, error_class
+from lm.tokens.text import Part, read_blocks
 
 SPLITS = ("train", "valid", "test")
 TEXT_ENDS, ID_ENDS = (".txt", ".txt.gz"), (".npy", ".npz", ".bin")

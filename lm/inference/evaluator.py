@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data.corpus import check_known, corpus_record, find_data_path, find_sources
+from lm.data.advice import check_known
+from lm.data.corpus import corpus_record
 from lm.data.encoding import Encoded, encode_source, map_ids
+from lm.data.location import find_data_path, find_sources
 from lm.data.splits import SPLITS, Source, source_of
-from lm.data.symbols import Characters
-from lm.data.text import sha256_of_text
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -28,6 +28,8 @@ from lm.inference.trained_run import Run, open_run, open_session
 from lm.model.evaluation import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
+from lm.tokens.symbols import Characters
+from lm.tokens.text import sha256_of_text
 
 
 def evaluate(

@@ -13,8 +13,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.data.tokenizers import Tokenizer
-from lm.data.vocabulary import UNK
 from lm.errors import UserError
 from lm.inference.beam import beam_search
 from lm.inference.sampling import Sampling, largest, next_word_distribution, scores_of_tokens
@@ -23,6 +21,8 @@ from lm.model import decoding
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.sampler import draw
+from lm.tokens.tokenizers import Tokenizer
+from lm.tokens.vocabulary import UNK
 
 _WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
 _NUM_EXPECTED = 5  # tokens in a prediction

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from lm.data.splits import Source
-from lm.data.text import check_nul, read_blocks
 from lm.errors import UserError, error_class
+from lm.tokens.text import check_nul, read_blocks
 
 _BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
 STDIN = "-"  # the path of the standard input

@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.data.tokenizers import VOCABULARY_FILE, Words
-from lm.data.vocabulary import EOS
 from lm.errors import UserError
 from lm.inference.directory import new_directory
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
+from lm.tokens.tokenizers import VOCABULARY_FILE, Words
+from lm.tokens.vocabulary import EOS
 from lm.user.audit import operations
 from lm.user.failures import PYTHON_OPS
 

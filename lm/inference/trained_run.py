@@ -11,8 +11,6 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.transfer import VariableLoader, weight_names
 from lm.config import Config
-from lm.data.selection import saved_tokenizer
-from lm.data.tokenizers import Tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import RunError, UserError
@@ -28,6 +26,8 @@ from lm.record import (
     missing_config_file,
     run_with,
 )
+from lm.tokens.selection import saved_tokenizer
+from lm.tokens.tokenizers import Tokenizer
 from lm.user.trial_run import NetworkCheck
 
 Built = TypeVar("Built")

@@ -16,11 +16,11 @@ from typing import Any
 
 from lm.cli.parser import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
-from lm.data.selection import with_absolute_paths
 from lm.errors import UserError, without_secrets
 from lm.files import sha256_of
 from lm.options import Checked, option
 from lm.record import from_json, may_differ, read_object
+from lm.tokens.selection import with_absolute_paths
 
 # The files and directories of a search.
 SEARCH_FILE = "search.json"

@@ -14,10 +14,10 @@ from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
 from lm.checkpoint.transfer import variable_shapes, weight_types
 from lm.config import RunOptions
-from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
 from lm.record import InitRecord, load_record, run_with
+from lm.tokens.tokenizers import Tokenizer
 from lm.training.initialize_run import values_of_run
 from lm.training.restore import InitialValues, Table
 

@@ -10,11 +10,11 @@ from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, weight_tensors
 from lm.checkpoint.transfer import fitting_tensors
 from lm.config import Config, RunOptions
-from lm.data.selection import saved_tokenizer
-from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.options import defaults
 from lm.record import run_of_checkpoint
+from lm.tokens.selection import saved_tokenizer
+from lm.tokens.tokenizers import Tokenizer
 from lm.training.restore import InitialValues, Table
 
 # _WORD_AXES contains the axis of the words in each table of this program. _LAYER matches the layers

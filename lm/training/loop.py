@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store, transfer
 from lm.checkpoint.progress import TrainProgress
-from lm.data.symbols import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.signals import stopped_by
 from lm.distributed.supervisor import Interrupted, Supervisor
@@ -28,6 +27,7 @@ from lm.optimize.averaging import Average
 from lm.perplexity import NllSum, metrics_text, text_metrics
 from lm.schedule import has_stalled, learning_rate_at, planned_steps
 from lm.system import peak_memory_mb
+from lm.tokens.symbols import Characters
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
 from lm.training.prepared_run import PreparedRun

@@ -8,7 +8,6 @@ from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
-from lm.data.selection import with_absolute_paths
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, start_tensorflow
@@ -17,6 +16,7 @@ from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
 from lm.record import InitRecord, RunRecord, settings_that_follow_validation
+from lm.tokens.selection import with_absolute_paths
 from lm.training.initialize import Source, find_source
 
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.data.subwords import load_subwords
-from lm.data.text import Part, read_blocks
 from lm.errors import UserError
 from lm.tokenizer import (
     _first,
@@ -19,6 +17,8 @@ from lm.tokenizer import (
     train_bpe,
     train_unigram,
 )
+from lm.tokens.subwords import load_subwords
+from lm.tokens.text import Part, read_blocks
 from tests.commands import one_error, run_module
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from lm.config import Config
-from lm.data.symbols import Bytes, Characters
-from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.inference.saved_model import export
 from lm.inference.trained_run import open_run
 from lm.inference.weights import export_weights
+from lm.tokens.symbols import Bytes, Characters
+from lm.tokens.vocabulary import Vocabulary
 from tests import fork_server
 from tests.commands import ROOT, environment, run_command, run_module
 from tests.untrained import make_run, write_run

@@ -63,7 +63,7 @@ def test_imported_names_exist():
     one_line = re.compile(r"^ *from (lm[\w.]*) import (\w+(?:, \w+)*)$", re.MULTILINE)
     paths = [*DOCUMENTS, *(ROOT / "lm").rglob("*.py")]  # many functions import when they run
     imports = {found for path in paths for found in one_line.findall(path.read_text())}
-    assert ("lm.data.symbols", "Characters") in imports
+    assert ("lm.tokens.symbols", "Characters") in imports
     for module, names in imports:
         exec(f"from {module} import {names}", {})
 

@@ -18,7 +18,8 @@ BASE = set(
 MAY_IMPORT = {
     **{module: set() for module in BASE},
     "kernels": set(),
-    "data": set(),
+    "tokens": set(),
+    "data": {"tokens"},
     "events": set(),
     "checkpoint": set(),
     "distributed": {"kernels"},
@@ -28,17 +29,17 @@ MAY_IMPORT = {
     "cli": {"distributed", "events", "user", "config_file"},
     "tf1": {"model", "user"},
     "optimize": {"kernels", "checkpoint", "distributed", "model"},
-    "training": set("kernels data events checkpoint distributed model optimize".split()),
-    "inference": {"kernels", "data", "checkpoint", "distributed", "model", "user"},
+    "training": set("kernels tokens data events checkpoint distributed model optimize".split()),
+    "inference": {"kernels", "tokens", "data", "checkpoint", "distributed", "model", "user"},
     "report": {"checkpoint", "cli", "data", "events", "inference", "search"},
-    "search": {"cli", "config_file", "data", "checkpoint", "distributed", "events"},
+    "search": {"cli", "config_file", "tokens", "data", "checkpoint", "distributed", "events"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": set("cli kernels data distributed model optimize training config_file".split()),
 }
 COMMANDS = set(
     "api average train evaluate generate score export synthesize tokenizer flags".split()
 )
-WITHOUT_TENSORFLOW = {*BASE, "config_file", "data", "report", "cli", "search"} - {"system"}
+WITHOUT_TENSORFLOW = {*BASE, *"config_file tokens data report cli search".split()} - {"system"}
 # The modules that a newcomer reads in a day; see CONTRIBUTING.md.
 SPINE = [
     PACKAGE / name
@@ -46,7 +47,7 @@ SPINE = [
         "train.py", "training/run.py", "training/prepare.py", "training/loop.py",
         "training/step.py", "optimize/gradients.py", "optimize/optimizer.py",
         "schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
-        "model/windows.py", "data/batches.py", "data/vocabulary.py", "data/tokenizers.py",
+        "model/windows.py", "data/batches.py", "tokens/vocabulary.py", "tokens/tokenizers.py",
         "distributed/communicator.py", "checkpoint/store.py", "checkpoint/progress.py",
         "training/checkpointer.py",
     )

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from lm.data.text import Block, Part, measured
-from lm.data.tokenizers import split_words
 from lm.perplexity import NllSum, TextSize, metrics_text, text_metrics
+from lm.tokens.text import Block, Part, measured
+from lm.tokens.tokenizers import split_words
 
 TEXT = "the cat sat\nthe mét sat\n"
 # The probability that a model of words gives to each word of the text.

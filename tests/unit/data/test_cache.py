@@ -16,10 +16,10 @@ import lm.data.corpus
 import lm.data.encoding
 from lm.config import Config
 from lm.data.corpus import load_corpus
-from lm.data.symbols import BUILT
-from lm.data.tokenizers import Words
-from lm.data.vocabulary import EOS
 from lm.errors import RunError
+from lm.tokens.symbols import BUILT
+from lm.tokens.tokenizers import Words
+from lm.tokens.vocabulary import EOS
 from tests.commands import ROOT, run_code
 from tests.unit.data.texts import load_obeying_permissions, words_of, write
 
@@ -145,7 +145,7 @@ def test_changed_rules_encode_again(tmp_path):
     command = [sys.executable, "-c", code, data_path]
     found = subprocess.run(command, cwd=tmp_path, stdout=-1, text=True, timeout=50, check=True)
     assert found.stdout == "<eos> <unk> House a house\n"
-    rules = tmp_path / "lm" / "data" / "tokenizers.py"
+    rules = tmp_path / "lm" / "tokens" / "tokenizers.py"
     old, new = "        return piece\n", "        return piece.lower()\n"
     assert old in rules.read_text()
     rules.write_text(rules.read_text().replace(old, new))

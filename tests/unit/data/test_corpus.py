@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lm.data.encoding
-import lm.data.text
+import lm.tokens.text
 from lm.config import Config
 from lm.data.corpus import load_corpus
-from lm.data.text import Part, read_blocks
-from lm.data.tokenizers import read_words
-from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
+from lm.tokens.text import Part, read_blocks
+from lm.tokens.tokenizers import read_words
+from lm.tokens.vocabulary import EOS, UNK
 from tests.commands import run_code
 from tests.unit.data.texts import load_obeying_permissions, unknown, words_of, write
 

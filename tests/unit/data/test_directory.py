@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-import lm.data.corpus
+import lm.data.location
 from lm.data.corpus import load_corpus
 from lm.errors import UserError
 from tests.unit.data.texts import write
@@ -36,7 +36,7 @@ def test_mixed_corpora_are_rejected(tmp_path):
     ],
 )
 def test_ptb_is_not_mixed_with_a_text_of_the_user(tmp_path, monkeypatch, names):
-    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    monkeypatch.setattr(lm.data.location, "download_ptb", lambda *_: pytest.fail("download"))
     for name in names:
         (tmp_path / name).write_text("a b c\n")
     found = re.escape(", ".join(names))
@@ -50,14 +50,14 @@ def test_ptb_is_not_mixed_with_a_text_of_the_user(tmp_path, monkeypatch, names):
 
 @pytest.mark.parametrize("name", ["my_text.txt", "ids.npy", "corpus.jsonl.gz", "text8"])
 def test_ptb_does_not_replace_a_missing_text(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    monkeypatch.setattr(lm.data.location, "download_ptb", lambda *_: pytest.fail("download"))
     with pytest.raises(UserError, match=f"{tmp_path}/{name} does not exist: correct --data_path"):
         load_corpus(str(tmp_path / name))
     assert not os.listdir(tmp_path)
 
 
 def test_ptb_does_not_replace_a_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    monkeypatch.setattr(lm.data.location, "download_ptb", lambda *_: pytest.fail("download"))
     (tmp_path / "essay.docx").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"contains essay.docx, but a corpus is either"):
         load_corpus(str(tmp_path))
@@ -73,7 +73,7 @@ def test_ptb_does_not_replace_a_document(tmp_path, monkeypatch):
     ids=["large file", "link", "directory"],
 )
 def test_ptb_is_not_downloaded_next_to_a_text_without_ending(tmp_path, monkeypatch, create):
-    monkeypatch.setattr(lm.data.corpus, "download_ptb", lambda *_: pytest.fail("download"))
+    monkeypatch.setattr(lm.data.location, "download_ptb", lambda *_: pytest.fail("download"))
     (tmp_path / "own").mkdir()
     create(tmp_path / "own/text8")
     with pytest.raises(UserError, match="own contains text8, but a corpus is either"):
@@ -84,7 +84,7 @@ def test_ptb_is_not_downloaded_next_to_a_text_without_ending(tmp_path, monkeypat
 def test_a_download_is_announced(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lm")
     monkeypatch.setattr(
-        lm.data.corpus, "download_ptb", lambda directory, _: write(directory, prefix="ptb.")
+        lm.data.location, "download_ptb", lambda directory, _: write(directory, prefix="ptb.")
     )
     message = "{}: downloading PTB into it; for your own text, give a text file or the directory of"
     (tmp_path / "here").mkdir()

@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 
 from lm.config import Config, RunOptions
-from lm.data.corpus import find_data_path, load_corpus, load_corpus_to_train
+from lm.data.corpus import load_corpus, load_corpus_to_train
+from lm.data.location import find_data_path
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, UserError

@@ -10,8 +10,8 @@ import pytest
 from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.data.splits import SPLITS, divide_file, find_splits
-from lm.data.text import BLOCK_BYTES, read_blocks
 from lm.errors import UserError
+from lm.tokens.text import BLOCK_BYTES, read_blocks
 from tests.unit.data.texts import words_of, write
 
 pytestmark = pytest.mark.timeout(60)

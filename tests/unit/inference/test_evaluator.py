@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from lm.config import Config
-from lm.data.symbols import Bytes, Characters
-from lm.data.tokenizers import Words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
+from lm.tokens.symbols import Bytes, Characters
+from lm.tokens.tokenizers import Words
+from lm.tokens.vocabulary import Vocabulary
 from tests.unit.data.texts import write
 from tests.untrained import make_run, write_run
 
@@ -25,7 +25,7 @@ WORD = Words(Vocabulary(WORDS))
 def subwords(tmp_path):
     """Return a byte-level BPE."""
     tokenizers = pytest.importorskip("tokenizers")
-    from lm.data.subwords import load_subwords
+    from lm.tokens.subwords import load_subwords
 
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -11,15 +11,15 @@ import tokenizers
 
 from lm.config import Config
 from lm.config_file import load_config_file
-from lm.data.subwords import load_subwords
-from lm.data.symbols import Bytes
-from lm.data.tokenizers import Words, split_words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.generator import Generator, contains_at_end, encode_prompt
 from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
+from lm.tokens.subwords import load_subwords
+from lm.tokens.symbols import Bytes
+from lm.tokens.tokenizers import Words, split_words
+from lm.tokens.vocabulary import Vocabulary
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", "a", "bcd", "é", "f")

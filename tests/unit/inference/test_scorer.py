@@ -11,9 +11,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
-from lm.data.symbols import Bytes, Ids
-from lm.data.tokenizers import Words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import EveryRankError, UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.lines import read_lines
@@ -22,6 +19,9 @@ from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
 from lm.score import ScoreOptions, Totals, format_score
+from lm.tokens.symbols import Bytes, Ids
+from lm.tokens.tokenizers import Words
+from lm.tokens.vocabulary import Vocabulary
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))

@@ -9,12 +9,12 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
-from lm.data.tokenizers import Words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate, load_text
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_run
+from lm.tokens.tokenizers import Words
+from lm.tokens.vocabulary import Vocabulary
 from tests.limits import file_size_limit
 from tests.untrained import write_run
 

@@ -9,11 +9,11 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import RunOptions
 from lm.data.batches import Rows
-from lm.data.symbols import Ids
 from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
+from lm.tokens.symbols import Ids
 from lm.training.initialize import find_source, initial_values
 from lm.training.restore import BroadcastHook
 from tests.tf1_program import NAMES, NETWORK, save

@@ -12,14 +12,14 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, weight_tensors
 from lm.config import RunOptions
 from lm.data.batches import Rows
-from lm.data.selection import load_vocabulary
-from lm.data.tokenizers import Words
-from lm.data.vocabulary import Vocabulary
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
+from lm.tokens.selection import load_vocabulary
+from lm.tokens.tokenizers import Words
+from lm.tokens.vocabulary import Vocabulary
 from lm.training.initialize import find_source, initial_values
 from lm.training.initialize_run import warn_of_other_network
 from lm.training.restore import BroadcastHook, values_to_resume

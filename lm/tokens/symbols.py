@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lm.data.text import Block, decode_blocks
-from lm.data.tokenizers import SAVED, Tokenizer, Words
-from lm.data.vocabulary import EOS, Vocabulary
 from lm.errors import UserError
+from lm.tokens.text import Block, decode_blocks
+from lm.tokens.tokenizers import SAVED, Tokenizer, Words
+from lm.tokens.vocabulary import EOS, Vocabulary
 
 IDS_FILE = f"{SAVED}/ids.txt"
 _MAX_CHARACTERS = 65_536  # different characters

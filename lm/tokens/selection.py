@@ -3,14 +3,14 @@
 import os
 
 from lm.config import Config
-from lm.data.subwords import load_subwords
-from lm.data.symbols import BUILT, FIXED, IDS_FILE, Ids
-from lm.data.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, error_class
 from lm.files import open_regular
 from lm.options import MAX_INT, replaced
 from lm.record import CorruptFile, load_record
+from lm.tokens.subwords import load_subwords
+from lm.tokens.symbols import BUILT, FIXED, IDS_FILE, Ids
+from lm.tokens.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words
+from lm.tokens.vocabulary import Vocabulary
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from lm import logger
-from lm.data.text import Block, decode_blocks
-from lm.data.tokenizers import SAVED, UNKNOWN, Tokenizer
 from lm.errors import UserError, error_class, first_line, needs_extra
 from lm.files import open_regular
+from lm.tokens.text import Block, decode_blocks
+from lm.tokens.tokenizers import SAVED, UNKNOWN, Tokenizer
 
 # The names of the files of each format, and the names of their saved copies.
 _HUGGING_FACE, _SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.config import Config
-from lm.data.selection import load_vocabulary
-from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import UserError
+from lm.tokens.selection import load_vocabulary
+from lm.tokens.vocabulary import EOS, UNK, Vocabulary
 
 pytestmark = pytest.mark.timeout(60)
 

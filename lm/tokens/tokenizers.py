@@ -1,9 +1,9 @@
 """Tokenizers: they convert text to token IDs and back.
 
 Only tokenizers divide text into tokens and join tokens to text. This module has the default
-tokenizer, `words`. Its vocabulary is built from the training text. lm/data/symbols.py has
-`characters`, `bytes` and `ids`, and lm/data/subwords.py reads tokenizers from files.
-lm/data/selection.py selects the tokenizer of a run.
+tokenizer, `words`. Its vocabulary is built from the training text. lm/tokens/symbols.py has
+`characters`, `bytes` and `ids`, and lm/tokens/subwords.py reads tokenizers from files.
+lm/tokens/selection.py selects the tokenizer of a run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from lm import logger
-from lm.data.text import Block, decode_blocks
-from lm.data.vocabulary import EOS, Vocabulary
 from lm.errors import UserError
 from lm.files import write_atomically
+from lm.tokens.text import Block, decode_blocks
+from lm.tokens.vocabulary import EOS, Vocabulary
 
 # The files of a tokenizer in a run directory and in the cache. Only `words` uses the first one.
 VOCABULARY_FILE, SAVED = "vocabulary.txt", "tokenizer"

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from lm.config import Config
 from lm.data.corpus import load_corpus
-from lm.data.selection import fixed_tokenizer, saved_tokenizer
-from lm.data.subwords import load_subwords
-from lm.data.symbols import Bytes, Characters
-from lm.data.text import Part, TextSize, measured, read_blocks
-from lm.data.tokenizers import UNKNOWN, Words
-from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.generator import contains_at_end, decode_stream
+from lm.tokens.selection import fixed_tokenizer, saved_tokenizer
+from lm.tokens.subwords import load_subwords
+from lm.tokens.symbols import Bytes, Characters
+from lm.tokens.text import Part, TextSize, measured, read_blocks
+from lm.tokens.tokenizers import UNKNOWN, Words
+from lm.tokens.vocabulary import Vocabulary
 from tests.unit.data.texts import write
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -83,7 +83,7 @@ def test_blocks_give_the_ids_of_the_whole_text(directory, kind, text, block):
 
 @pytest.mark.parametrize("line_end", ["\r\n", "\n\u3000", "\n\n"])
 def test_a_text_without_spaces_is_encoded_in_parts(directory, monkeypatch, line_end):
-    monkeypatch.setattr("lm.data.subwords._MAX_TEXT", 1000)
+    monkeypatch.setattr("lm.tokens.subwords._MAX_TEXT", 1000)
     tokenizer = fixed_tokenizer(Config(tokenizer=str(directory / "bpe.json")), reads_ids=False)
     parts = type(tokenizer)({"tokenizer.json": next(iter(tokenizer.files.values()))}, 12, 8)
     (directory / "lines.txt").write_bytes(f"字字。{line_end}".encode() * 900)

@@ -1,0 +1,1 @@
+"""Convert text to token IDs and back: tokenizers and their vocabularies."""
