@@ -6,8 +6,6 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -134,34 +132,16 @@ def test_a_resume_without_a_checkpoint_keeps_the_initial_weights(made, tmp_path)
             pass
 
 
-WAIT_FOR_DIRECTORY = """
-import contextlib, dataclasses, sys
-from lm.record import RunRecord
-from lm.checkpoint.run_dir import open_run_dir
-from lm.config import Config, RunOptions
-with contextlib.ExitStack() as stack:
-    print("waiting", flush=True)
-    record = RunRecord(dataclasses.asdict(Config()), "", None)
-    open_run_dir(RunOptions(output_dir=sys.argv[1]), record, Config, stack)
-    print("has the directory", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.timeout(60)
-def test_a_job_that_waits_gets_the_directory_that_the_previous_job_removes(made, tmp_path):
-    command = [sys.executable, "-c", WAIT_FOR_DIRECTORY, str(tmp_path / "run")]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def test_a_job_that_waits_gets_the_directory_that_the_previous_job_removes(
+    made, tmp_path, monkeypatch
+):
+    first = contextlib.ExitStack()
+    first.enter_context(open_directory(tmp_path / "run", *made[1:], resume=False))
+    monkeypatch.setattr("time.sleep", lambda _: first.close())
     with open_directory(tmp_path / "run", *made[1:], resume=False):
-        job = subprocess.Popen(command, **pipes)
-        assert job.stdout.readline() == "waiting\n"
-    try:
-        assert job.stdout.readline() == "has the directory\n"
         with pytest.raises(BlockingIOError), locked(str(tmp_path / "run/.lock")):
             pass
-    finally:
-        job.communicate("", timeout=30)
-    assert job.returncode == 0 and os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_second_job_is_told_where_the_first_job_started(made, tmp_path, monkeypatch):

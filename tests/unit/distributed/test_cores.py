@@ -9,7 +9,8 @@ import pytest
 
 from lm.distributed import cores
 from lm.distributed.communicator import Communicator
-from tests.commands import environment, mpirun, run_command
+from tests.commands import environment, run_command
+from tests.meeting import on_ranks
 
 
 @pytest.mark.parametrize(
@@ -49,44 +50,22 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
     assert cores.cpu_quota(str(tmp_path)) == quota
 
 
-RANK = """
-import os, sys
-binding = sys.argv[1 + int(os.environ["OMPI_COMM_WORLD_RANK"])]
-os.sched_setaffinity(0, {int(core) for core in binding.split(",")})
-from lm.distributed.cores import claim_cores, count_sharers
-from lm.distributed.devices import start_tensorflow
-from lm.distributed.launch import connect
-comm = connect()
-start_tensorflow(comm, comm.rank or None)  # the flags of ranks may differ
-os.write(1, b"%d %d %d\\n" % (comm.rank, claim_cores(), count_sharers(comm)))
-"""
-
-
-def test_ranks_bound_to_different_cores_do_not_divide_them():
+def test_only_ranks_with_common_cores_share_them():
     every = sorted(os.sched_getaffinity(0))
-    if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
-        pytest.skip("needs two cores, and no quota below its number of cores")
-    # The shell is the parent of a rank, like apptainer.
-    start = [
-        *mpirun(2),
-        "--bind-to",
-        "none",
-        "sh",
-        "-c",
-        '"$@"; true',
-        "-",
-        sys.executable,
-        "-c",
-        RANK,
-    ]
+    if len(every) < 2:
+        pytest.skip("needs two cores")
 
-    def of_two(*bindings):
-        command = [*start, *(",".join(map(str, bound)) for bound in bindings)]
-        lines = sorted(run_command(command, environment(), timeout=60).stdout.splitlines())
-        return [[int(number) for number in line.split()[1:]] for line in lines]
+    def sharers(*bindings):
+        def work(rank, gather):
+            comm = Communicator()
+            comm.local_size, comm.gather = 2, gather
+            os.sched_setaffinity(0, bindings[rank])  # of this thread only
+            return cores.count_sharers(comm)
 
-    assert of_two(every, every) == [[len(every), 2]] * 2
-    assert of_two(every[:1], every[1:]) == [[1, 1], [len(every) - 1, 1]]
+        return on_ranks(2, work)
+
+    assert sharers(every, every) == sharers(every, every[1:]) == [2, 2]
+    assert sharers(every[:1], every[1:]) == [1, 1]
 
 
 def test_the_quota_limits_the_number_of_cores(monkeypatch):

@@ -24,28 +24,37 @@ import tensorflow.compat.v1 as tf
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 
-device = start_tensorflow(Communicator(), intra_op=int(sys.argv[1]))
-with tf.Graph().as_default():
+def added_threads(intra_op):
+    config = session_config(start_tensorflow(Communicator(), intra_op))
+    before = len(os.listdir("/proc/self/task"))
+    with tf.Session(config=config) as session:
+        session.run(product)
+        return len(os.listdir("/proc/self/task")) - before
+
+start_tensorflow(Communicator())
+with tf.Graph().as_default(), tf.Session() as other:
     product = tf.matmul(*[tf.random.uniform([500, 500])] * 2)
     tf.get_variable("v", [])
     tf.train.Saver()
-    config = session_config(device)
-    with tf.Session() as other, tf.Session(config=config) as session:
-        other.run(product)
-        session.run(product)
-        print(len(os.listdir("/proc/self/task")))
+    other.run(product)
+    assert added_threads(7) - added_threads(2) == 5
 tf.keras.layers  # is still available
 """
 
 
-def count_threads(intra_op: int) -> int:
-    result = run_code(_COUNT_THREADS, intra_op, timeout=100)
-    assert result.stderr.startswith("heard again")
-    return int(result.stdout)
-
-
 def test_a_process_has_the_requested_number_of_threads():
-    assert count_threads(7) - count_threads(2) == 5
+    result = run_code(_COUNT_THREADS, timeout=100)
+    assert result.returncode == 0 and result.stderr.startswith("heard again"), result.stderr
+
+
+def test_ranks_with_different_flags_exchange_equally_often():
+    def count_exchanges(intra_op):
+        comm, values = Communicator(), []
+        comm.gather = lambda value: values.append(value) or [value]
+        devices.start_tensorflow(comm, intra_op)
+        return len(values)
+
+    assert count_exchanges(None) == count_exchanges(3)
 
 
 def test_a_session_has_the_threads_of_its_run_even_after_other_runs():
