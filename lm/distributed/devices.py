@@ -8,7 +8,6 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm import logger
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores, count_threads
@@ -45,6 +44,7 @@ def start_tensorflow(
     the results of some of TensorFlow's operations depend on the number of their threads.
     """
     import tensorflow.compat.v1 as tf
+    from tensorflow.python.framework.config import disable_op_determinism
 
     # The first exchange also reports the errors of ranks that did not get this far.
     with on_all_ranks(comm):
@@ -65,7 +65,9 @@ def start_tensorflow(
         tf.config.experimental.enable_tensor_float_32_execution(False)
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     if not num_gpus:
-        _allow_clock_and_random_operations()
+        # Op determinism rejects the clock and random operations without a seed. On CPUs,
+        # TensorFlow's operations and the kernels are deterministic without it.
+        disable_op_determinism()
     host = socket.gethostname()
     found = comm.gather({"host": host, "uuid": _gpu_uuid() if num_gpus else None})
     uuids = [rank["uuid"] for rank in found if rank["host"] == host]
@@ -79,21 +81,6 @@ def _keep_conversions() -> None:
     is_file = flags and not flags.startswith("-")  # the name of a file with flags
     if name not in flags and not is_file:
         os.environ["XLA_FLAGS"] = f"{flags} {name}=false".strip()
-
-
-def _allow_clock_and_random_operations() -> None:
-    """Disable op determinism, which rejects the clock and random operations without a seed.
-
-    On CPUs, TensorFlow's operations and the kernels are deterministic without it.
-    """
-    from tensorflow.python.framework.config import (
-        disable_op_determinism,
-        is_op_determinism_enabled,
-    )
-
-    if is_op_determinism_enabled():
-        disable_op_determinism()
-        logger.info("TensorFlow's op determinism is disabled: it is not needed on CPUs")
 
 
 def choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:
