@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from lm.errors import UserError
 
 # The largest group of variables that is read, or loaded, at one time.
 READ_BYTES, LOADED_BYTES = 128 << 20, 32 << 20
-_NO_TYPES: Mapping[str, tf.DType] = types.MappingProxyType({})
 
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
@@ -32,19 +30,17 @@ Shapes = Mapping[str, Sequence[int]]
 Concat = Callable[[np.ndarray], np.ndarray]  # concatenates the arrays of all ranks along axis 0
 
 
-def weight_names(graph: tf.Graph) -> tuple[str, ...]:
-    """Return the names of all variables of the network, trained or not."""
-    return tuple(_weights(graph))
+def weight_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
+    """Return all variables of the network, trained or not, by name."""
+    return {v.op.name: v for v in graph.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
 
 
-def weight_types(graph: tf.Graph) -> dict[str, tf.DType]:
-    """Return the types of all variables of the network, by name."""
-    return {name: v.dtype.base_dtype for name, v in _weights(graph).items()}
-
-
-def variable_shapes(graph: tf.Graph) -> dict[str, list[int]]:
-    """Return the shapes of the variables that the ranks share, by name."""
-    return {name: v.shape.as_list() for name, v in _global_variables(graph).items()}
+def shared_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
+    """Return the variables that the ranks share, by name."""
+    # Put the weights first, in the order of their creation, so that equal checkpoints have equal
+    # files.
+    rest = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    return {**weight_variables(graph), **{v.op.name: v for v in rest}}
 
 
 def saved_state_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int | None]]:
@@ -142,7 +138,7 @@ class VariableReader:
     """
 
     def __init__(self, group_bytes: int = READ_BYTES):
-        variables = _global_variables(tf.get_default_graph())
+        variables = shared_variables(tf.get_default_graph())
         with tf.name_scope("lm_reader"):
             self._groups = [
                 [(rows, _rows_tensor(rows, variables[rows.name])) for rows in group]
@@ -182,14 +178,14 @@ class VariableLoader:
         self,
         names: Iterable[str] | None = None,
         group_bytes: int = LOADED_BYTES,
-        types: Mapping[str, tf.DType] = _NO_TYPES,
+        types: Mapping[str, tf.DType] | None = None,
     ):
-        graph, self._types = tf.get_default_graph(), types
-        found = _global_variables(graph)
-        chosen = _weights(graph) if names is None else names
+        graph, self._types = tf.get_default_graph(), types or {}
+        found = shared_variables(graph)
+        chosen = weight_variables(graph) if names is None else names
         variables = {name: found[name] for name in chosen}
         # TensorFlow cannot read some rows of a tensor of type float16.
-        all_rows = _divide(variables, group_bytes, undivided=types)
+        all_rows = _divide(variables, group_bytes, undivided=self._types)
         groups = list(_grouped(all_rows, group_bytes))
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
@@ -230,14 +226,14 @@ class VariableLoader:
         self, session: tf.Session, checkpoint: Checkpoint, is_part: bool = False
     ) -> None:
         """Set all weights; see `fitting_tensors`."""
-        weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
+        weights = {name: v.shape.as_list() for name, v in weight_variables(session.graph).items()}
         self.load(session, checkpoint.path, fitting_tensors(checkpoint, weights, is_part))
 
 
 def first_not_finite(graph: tf.Graph, groups: Iterable[Group]) -> str | None:
     """Return the name of the first array that training made NaN or infinite, or None."""
     trained = {v.op.name for v in graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
-    untrained = _weights(graph).keys() - trained  # for example, a mask may contain -inf
+    untrained = weight_variables(graph).keys() - trained  # for example, a mask may contain -inf
     for name, array, *_ in itertools.chain.from_iterable(groups):
         # A NaN anywhere makes both extremes NaN. A recurrent state may hold log-probabilities,
         # which may be -inf.
@@ -272,14 +268,3 @@ def local_state(
 
 def _state_name(name: str) -> str:
     return f"state/{name}"
-
-
-def _weights(graph: tf.Graph) -> dict[str, tf.Variable]:
-    return {v.op.name: v for v in graph.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
-
-
-def _global_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
-    # Put the weights first, in the order of their creation, so that equal checkpoints have equal
-    # files.
-    rest = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    return {**_weights(graph), **{v.op.name: v for v in rest}}

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
-from lm.checkpoint.transfer import VariableLoader, weight_names
+from lm.checkpoint.transfer import VariableLoader, weight_variables
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
@@ -120,7 +120,7 @@ def open_session(
             built = build(Network(run.config, len(tokens), run.functions, tokens))
             loader = VariableLoader()
         # Variables that the network creates but does not need are not in the checkpoint.
-        weights = weight_names(tf.get_default_graph())
+        weights = weight_variables(tf.get_default_graph())
         unused = [v for v in tf.global_variables() if v.op.name not in weights]
         session = tf.Session(config=session_config(device))
         try:

@@ -115,7 +115,7 @@ class Checkpointer:
             world_size=self._comm.size,
             record=self._record,
             progress=dataclasses.replace(progress),  # a copy: the loop changes it during the save
-            weights=transfer.weight_names(self._session.graph),
+            weights=tuple(transfer.weight_variables(self._session.graph)),
         )
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ from lm import logger
 from lm.checkpoint import store, tf1_format
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
-from lm.checkpoint.transfer import variable_shapes, weight_types
+from lm.checkpoint.transfer import weight_variables
 from lm.config import RunOptions
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
@@ -75,16 +75,19 @@ def initial_values(
     source: Source, options: RunOptions, tokenizer: Tokenizer, functions: NetworkFunctions
 ) -> InitialValues:
     """Return the values of --init_from for the current graph."""
-    graph = tf.get_default_graph()
-    variables, types = variable_shapes(graph), weight_types(graph)
-    shapes = {name: variables[name] for name in types}
+    weights = weight_variables(tf.get_default_graph())
+    shapes = {name: v.shape.as_list() for name, v in weights.items()}
     if source.checkpoint:
         return values_of_run(source.checkpoint, options, tokenizer, shapes)
     prefix = source.record.path
     names = tf1_format.program_names(shapes, functions, options.init_rename)
     values = _values_of_program(prefix, names, shapes, len(tokenizer), options.init_partly)
     found = tensor_types(prefix)
-    converted = {w: found[t] for w, t in values.tensors.items() if found[t] != types[w]}
+    converted = {
+        weight: found[tensor]
+        for weight, tensor in values.tensors.items()
+        if found[tensor] != weights[weight].dtype.base_dtype
+    }
     return values._replace(types=converted)
 
 

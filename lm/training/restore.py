@@ -13,8 +13,8 @@ from lm.checkpoint.transfer import (
     VariableLoader,
     check_fits,
     saved_state_shapes,
-    variable_shapes,
-    weight_names,
+    shared_variables,
+    weight_variables,
 )
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
@@ -89,13 +89,14 @@ def values_to_resume(
 ) -> InitialValues:
     """Return the values of all variables of the current graph, and the recurrent state."""
     graph = tf.get_default_graph()
-    variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
-    unused = set(checkpoint.manifest.weights).difference(weight_names(graph))
+    unused = set(checkpoint.manifest.weights).difference(weight_variables(graph))
     if unused:  # possible with --allow_changed_config_file
         raise UserError(
             f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a new"
             " run with --init_from and --init_partly"
         )
+    variables = {name: v.shape.as_list() for name, v in shared_variables(graph).items()}
+    state = saved_state_shapes(state_shapes)
     check_fits(checkpoint.path, tensor_shapes(checkpoint.path), {**variables, **state})
     names = {name: name for name in variables}
     return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))

@@ -77,8 +77,8 @@ def test_name_scopes_do_not_change_variable_names(load):
                 decoding.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
             else:
                 build_window_graph(network, Rows(0, 2), "eval")
-        names = transfer.weight_names(graph)
-        assert names == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
+        names = list(transfer.weight_variables(graph))
+        assert names == ["embedding", "out/weights", "softmax/weights", "softmax/bias"]
 
 
 @pytest.mark.parametrize(
