@@ -1,9 +1,10 @@
-"""The process and its operating system: /proc, malloc, the import of TensorFlow, and seeds."""
+"""The process and its operating system: /proc, malloc, packages, TensorFlow's import, and seeds."""
 
 import contextlib
 import ctypes
 import gc
 import glob
+import importlib.metadata
 import itertools
 import os
 import platform
@@ -48,6 +49,13 @@ def script(name: str) -> str:
     """Return the path of a run script for messages: the user may be in any directory."""
     path = os.path.join(PROJECT, "run_scripts", name)
     return path if os.path.exists(path) else f"run_scripts/{name}"
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
 
 
 def stat_fields(pid: int) -> list[str]:

@@ -16,10 +16,9 @@ from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores, count_sharers
 from lm.distributed.devices import Device, session_config, start_tensorflow
-from lm.distributed.horovod import horovod_version
 from lm.distributed.transport import Fabric, find_fabric
 from lm.errors import EveryRankError
-from lm.system import script
+from lm.system import package_version, script
 
 _SETUP = f"run {script('setup.sh')} on every host"
 TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
@@ -97,7 +96,7 @@ def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "horovod": horovod_version(),
+            "horovod": package_version("horovod"),
             "numpy": np.__version__,
         },
         "software": platform_facts(),

@@ -3,9 +3,7 @@
 The flags of a command are the fields of its option classes, which `lm.options.option` declares.
 """
 
-import contextlib
 import dataclasses
-import importlib.metadata
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ from lm.config_file import ConfigFile, load_config_file
 from lm.errors import InfoRequested, UserError, first_line
 from lm.functions import BUILT_IN
 from lm.options import Checked, field_type, option, replaced
+from lm.system import package_version
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,
@@ -227,6 +226,6 @@ def versions() -> str:
     """Return the versions of this project and of the installed libraries, one per line."""
     lines = [f"lm {lm.__version__}"]
     for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "torch", "jax"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            lines.append(f"{library} {importlib.metadata.version(library)}")
+        if version := package_version(library):
+            lines.append(f"{library} {version}")
     return "\n".join(lines)

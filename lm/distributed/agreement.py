@@ -16,6 +16,7 @@ import numpy as np
 
 from lm.distributed.communicator import Communicator
 from lm.errors import ProgramExit, RunError, UserError
+from lm.system import package_version
 
 _MOST_SHOWN = 8  # values, and ranges of ranks, in a message
 _SOURCES = {".py", ".cc", ".h", ".conf"}
@@ -147,11 +148,10 @@ def platform_facts() -> dict[str, Any]:
     import tensorflow as tf
 
     from lm import kernels
-    from lm.distributed.horovod import horovod_version
 
     return {
         "tensorflow": tf.__version__,
-        "horovod": horovod_version(),
+        "horovod": package_version("horovod"),
         # The graphs of ranks with and without compiled ops have different exchanges.
         "compiled_ops": kernels.available(),
         "device": "GPU" if tf.config.list_physical_devices("GPU") else "CPU",

@@ -4,7 +4,6 @@ No other module imports Horovod.
 """
 
 import functools
-import importlib.metadata
 import json
 import os
 import sys
@@ -183,11 +182,3 @@ def import_horovod() -> types.ModuleType:
             f" {script('setup.sh')}, build Horovod (docs/installation.md), or start one process"
         ) from error
     return hvd
-
-
-def horovod_version() -> str | None:
-    """Return the version of the installed Horovod, or None."""
-    try:
-        return importlib.metadata.version("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return None

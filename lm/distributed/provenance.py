@@ -4,7 +4,6 @@ import collections
 import contextlib
 import ctypes
 import datetime
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -20,9 +19,8 @@ import lm
 from lm.distributed.agreement import code_checksum
 from lm.distributed.allocation import find_job
 from lm.distributed.communicator import Communicator
-from lm.distributed.horovod import horovod_version
 from lm.errors import without_secrets
-from lm.system import PROJECT, cpu_model
+from lm.system import PROJECT, cpu_model, package_version
 
 # The optional packages that may influence results.
 _PACKAGES = ("tf_keras", "tf_slim", "tokenizers", "sentencepiece")
@@ -51,9 +49,9 @@ def find_provenance(comm: Communicator) -> dict[str, Any]:
         "transport": comm.transport,
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
-        "horovod": horovod_version(),
+        "horovod": package_version("horovod"),
         "numpy": np.__version__,
-        **_optional_versions(),
+        **{name: v for name in _PACKAGES if (v := package_version(name))},
     }
 
 
@@ -77,11 +75,3 @@ def _mpi_version() -> str | None:
         library = ctypes.CDLL("libmpi.so.40", os.RTLD_NOLOAD | os.RTLD_NOW)
         library.MPI_Get_library_version(text, ctypes.byref(length))
     return text.value.decode().partition(",")[0] or None
-
-
-def _optional_versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

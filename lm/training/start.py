@@ -15,7 +15,6 @@ from lm.checkpoint.progress import TrainProgress
 from lm.config import Config
 from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
 from lm.distributed.devices import session_config
-from lm.distributed.horovod import horovod_version
 from lm.distributed.placement import core_ranges
 from lm.errors import RunError, UserError
 from lm.events.logs import LogFiles
@@ -25,6 +24,7 @@ from lm.gemm_peak import flops_per_token, load_peak
 from lm.model.network import Network
 from lm.record import LOG_FILE, from_json
 from lm.schedule import has_stalled, planned_steps
+from lm.system import package_version
 from lm.training.exactness import Exactness
 from lm.training.initialize import initial_values
 from lm.training.initialize_run import warn_of_other_network
@@ -257,7 +257,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "arithmetic": f"{_precision(job)}, {compiled_ops}",
         "exact": facts["exact"],
         "versions": f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Horovod"
-        f" {horovod_version() or 'not installed'}",
+        f" {package_version('horovod') or 'not installed'}",
         "batch": f"{job.config.batch_size} rows, {local_rows} per rank"
         f"{describe_micro_batches(job)}",
         "model": f"{facts['parameters']:,} parameters{frozen}, vocabulary {facts['vocab_size']:,}",
