@@ -37,8 +37,6 @@ _MAY_DIFFER = {
     "resume a search": {"nothing"},
 }
 
-_FILE = " (SHA-256)"  # the end of the name of a file in `RunRecord.facts`
-
 Record = TypeVar("Record")
 
 
@@ -106,16 +104,18 @@ class RunRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that identify the run. The keys are their names."""
-        files = {"the config file": None}
-        if self.config_file:
-            files = {"the config file": self.config_file.sha256, **self.config_file.loaded}
+        """The facts that identify the run, except files. The keys are their names."""
         return {
             **self.settings,
             "vocabulary": self.vocabulary,
             "corpus": self.corpus.sha256,
-            **{name + _FILE: sha256 for name, sha256 in files.items()},
         }
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The SHA-256 of "the config file", and of each file that it loads, by path."""
+        file = self.config_file
+        return {"the config file": file and file.sha256, **(file.loaded if file else {})}
 
     def write(self, run_dir: str, has_checkpoints: bool) -> None:
         """Write run.json atomically. A run that has had a checkpoint never starts over."""
@@ -124,16 +124,12 @@ class RunRecord:
 
 
 class Difference(NamedTuple):
-    """A fact in which two records differ."""
+    """A fact or a file in which two records differ."""
 
     name: str
     first: Any
     second: Any
-
-    @property
-    def file(self) -> str | None:
-        """The file that differs, "the config file" or the path of a loaded file, or None."""
-        return self.name.removesuffix(_FILE) if self.name.endswith(_FILE) else None
+    is_file: bool = False
 
 
 def may_differ(
@@ -179,15 +175,12 @@ def first_difference(
     """
     facts, others = first.facts, second.facts
     for name in {**facts, **others}:
-        difference = Difference(name, facts.get(name), others.get(name))
-        is_imported = difference.file not in (None, "the config file")
-        is_ignored = (
-            name in ignored
-            or (files_may_differ and difference.file)
-            or (is_imported and None in (difference.first, difference.second))
-        )
-        if difference.first != difference.second and not is_ignored:
-            return difference
+        if name not in ignored and facts.get(name) != others.get(name):
+            return Difference(name, facts.get(name), others.get(name))
+    files, others = first.files, second.files
+    for name in () if files_may_differ else files:
+        if name in others and files[name] != others[name]:
+            return Difference(name, files[name], others[name], is_file=True)
     return None
 
 

@@ -167,8 +167,8 @@ def _check_resumable(
 
 def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) -> UserError:
     name = difference.name
-    if file := difference.file:
-        reason = f"{file} has changed"
+    if difference.is_file:
+        reason = f"{name} has changed"
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):
         reason, fix = f"the {name} has changed", "check --data_path"

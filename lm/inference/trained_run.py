@@ -88,10 +88,10 @@ def _check_same_run(
     difference = first_difference(before, used, ignored, allow_changed_config_file)
     if difference is None:
         return
-    name, trained, given = difference
-    if file := difference.file:
+    name, trained, given, is_file = difference
+    if is_file:
         raise UserError(
-            f"{used.config_file.path}: {file} differs from {file} of {checkpoint.path}: restore the"
+            f"{used.config_file.path}: {name} differs from {name} of {checkpoint.path}: restore the"
             " file, or add --allow_changed_config_file"
         )
     raise UserError(

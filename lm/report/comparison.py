@@ -117,8 +117,8 @@ def comparable_sets(groups: Sequence[Group]) -> list[list[RunMetrics]]:
     sets: dict[str, list[RunMetrics]] = {}
     for run in itertools.chain.from_iterable(group.runs for group in groups):
         ignored = may_differ("compare", Config, config=run.record.config)
-        facts = {**run.record.facts, "init_from": run.identity.get("init_from")}
-        facts = {name: fact for name, fact in facts.items() if name not in ignored}
+        facts = {name: fact for name, fact in run.record.facts.items() if name not in ignored}
+        facts |= {**run.record.files, "init_from": run.identity.get("init_from")}
         sets.setdefault(json.dumps(facts, sort_keys=True), []).append(run)
     return [runs for runs in sets.values() if len(runs) > 1]
 

@@ -133,6 +133,7 @@ def _facts(job: Job) -> dict[str, Any]:
     }
     return {
         **job.record.facts,
+        **{f"{name} (SHA-256)": sha256 for name, sha256 in job.record.files.items()},
         **options_of_all,
         # mpirun passes variables only to the ranks on its own host. If this one differs, Horovod
         # crashes with signal 11.
