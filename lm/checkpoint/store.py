@@ -59,7 +59,7 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
 def find_newest(run_dir: str) -> Checkpoint | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint in _usable(run_dir, reversed, verify):
+    for checkpoint in _usable(run_dir, verify, newest_first=True):
         return checkpoint
     if checkpoints:  # Starting over could silently discard days of training.
         raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
@@ -67,7 +67,7 @@ def find_newest(run_dir: str) -> Checkpoint | None:
 
 
 def _find_best(run_dir: str, corrupt: Collection[str] = ()) -> Checkpoint:
-    readable = _usable(run_dir, iter, lambda path: Checkpoint(path, read_manifest(path)))
+    readable = _usable(run_dir, lambda path: Checkpoint(path, read_manifest(path)))
     manifests = {path: manifest for path, manifest in readable if path not in corrupt}
     best = best_of(manifests)
     if best is None:
@@ -105,24 +105,26 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
 
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
-    return dict(_usable(run_dir, iter, verify))
+    return dict(_usable(run_dir, verify))
 
 
 def _usable(
-    run_dir: str,
-    order: Callable[[list[str]], Iterator[str]],
-    read: Callable[[str], Checkpoint],
+    run_dir: str, read: Callable[[str], Checkpoint], newest_first: bool = False
 ) -> Iterator[Checkpoint]:
-    for path in order(list_checkpoints(run_dir)):
+    done: set[str] = set()
+    # List them each time: a run that is still training adds and removes checkpoints.
+    while rest := [path for path in list_checkpoints(run_dir) if path not in done]:
+        path = rest[-1 if newest_first else 0]
         # A different version is an error: an older checkpoint must not silently replace it.
         try:
             checkpoint = read(path)
         except CorruptFile as error:
-            if not os.path.lexists(path):  # A run that is still training removed it.
-                return (yield from _usable(run_dir, order, read))
+            if not os.path.lexists(path):
+                continue
             logger.warning("skipping a corrupt checkpoint: %s", error)
         else:
             yield checkpoint
+        done.add(path)
 
 
 def save(
@@ -148,6 +150,7 @@ def save(
     try:
         with contextlib.suppress(CorruptFile):
             known = known or verify(final).manifest
+        if known:
             after_reading()
             manifest = dataclasses.replace(manifest, files=known.files)
             write_manifest(final, manifest)
@@ -160,10 +163,11 @@ def save(
         os.mkdir(temporary)
         write_tensors(temporary, groups)
         after_reading()
-        names = sorted(os.listdir(temporary))
-        for name in names:
-            _fsync(os.path.join(temporary, name))
-        files = {name: file_facts(os.path.join(temporary, name)) for name in names}
+        files = {}
+        for file in sorted(os.listdir(temporary)):
+            path = os.path.join(temporary, file)
+            _fsync(path)
+            files[file] = file_facts(path)
         manifest = dataclasses.replace(manifest, files=files)
         write_manifest(temporary, manifest)
         _fsync(temporary)
