@@ -44,15 +44,8 @@ def run(
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
         launch.end_with_launcher()
-    parsed, failure = None, None
     try:
-        try:
-            parsed = parse(sys.argv)
-        except (ProgramExit, OSError) as error:
-            if launch.launched_size() == 1 or isinstance(error, InfoRequested):
-                raise
-            # The config file may be missing only on this host: report it at the first exchange.
-            failure = error
+        parsed, failure = _parse_or_defer(parse)
         with _start_limit():
             comm = launch.connect()
     except (ProgramExit, OSError) as error:
@@ -68,6 +61,18 @@ def run(
 
     timeout = RunOptions().step_timeout_seconds
     _finish(comm, lambda: Supervisor(comm, timeout, is_command=True), work_together)
+
+
+def _parse_or_defer(
+    parse: Callable[[Sequence[str]], Parsed],
+) -> tuple[Parsed | None, Exception | None]:
+    """Parse the command line, or return an error that all ranks report at the first exchange."""
+    try:
+        return parse(sys.argv), None
+    except (ProgramExit, OSError) as error:
+        if launch.launched_size() == 1 or isinstance(error, InfoRequested):
+            raise
+        return None, error  # The config file may be missing only on this host.
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
