@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from lm.cli.parser import ConfigChoice, parse
 from lm.config import Config, RunOptions
-from lm.distributed import launch
 from lm.distributed.communicator import Communicator
+from lm.distributed.mpirun import mpirun_command, mpirun_environment
 from lm.functions import NetworkFunctions
 from tests import fork_server
 
@@ -33,12 +33,12 @@ END_SECONDS = "OMPI_MCA_odls_base_sigkill_timeout"
 
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment of a command, with changes."""
-    return launch.mpirun_environment(**{END_SECONDS: "1", **changes})
+    return mpirun_environment(**{END_SECONDS: "1", **changes})
 
 
 def mpirun(num_ranks: int) -> list[str]:
     """Return an mpirun command without its program."""
-    return list(launch.mpirun_command(num_ranks))
+    return list(mpirun_command(num_ranks))
 
 
 def new_mark() -> dict[str, str]:

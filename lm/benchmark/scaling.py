@@ -19,7 +19,7 @@ from lm.benchmark.worker import Task
 from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.cores import claim_cores
-from lm.distributed.launch import slots_of_hosts
+from lm.distributed.mpirun import slots_of_hosts
 from lm.errors import UserError
 from lm.options import option
 from lm.system import import_tensorflow

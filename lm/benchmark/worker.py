@@ -23,9 +23,9 @@ from lm.cli.parser import ConfigChoice
 from lm.config import MAX_THREADS, Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
-from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores
+from lm.distributed.mpirun import mpirun_command, mpirun_environment
 from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
@@ -84,11 +84,9 @@ def run(tasks: Sequence[Task], options: Options, hosts: str | None = None) -> li
     facts = [{**dataclasses.asdict(task), **common} for task in tasks]
     ranks, timeout = tasks[0].ranks, _TIMEOUT_SECONDS * len(tasks)
     uses_mpirun = ranks > 1 or hosts  # one rank runs on the first host
-    launcher = launch.mpirun_command(ranks, hosts) if uses_mpirun else []
+    launcher = mpirun_command(ranks, hosts) if uses_mpirun else []
     name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
-    environment = launch.mpirun_environment(
-        OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"
-    )
+    environment = mpirun_environment(OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3")
     try:
         done = subprocess.run(
             [*launcher, sys.executable, "-m", "lm.benchmark", "worker", json.dumps(facts)],

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 
 from lm.cli import program
 from lm.cli.parser import parse
-from lm.distributed import launch
 from lm.distributed.allocation import read_allocation
 from lm.distributed.communicator import Communicator
+from lm.distributed.launch import launched_size
+from lm.distributed.mpirun import mpirun_command, mpirun_environment, slots_of_hosts
 from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, RunError, UserError
 from lm.options import Checked, option
@@ -62,10 +63,10 @@ def start_ranks(options: CheckOptions) -> None:
     if allocation and sum(allocation.ranks.values()) < 2:
         allocation = None  # start two ranks on this host
     hosts = allocation.hosts if allocation else options.hosts
-    num_ranks = sum(launch.slots_of_hosts(hosts)) if hosts else 2
+    num_ranks = sum(slots_of_hosts(hosts)) if hosts else 2
     if num_ranks < 2:
         raise UserError(f"the check needs two or more ranks: use --hosts {hosts},other:1")
-    launcher = launch.mpirun_command(num_ranks, hosts)
+    launcher = mpirun_command(num_ranks, hosts)
     # All ranks may load TensorFlow from the same shared file system.
     timeout = TIMEOUT_SECONDS * (1 + num_ranks / 64)
     _run([*launcher, sys.executable, "-m", "lm.check"], timeout)
@@ -78,7 +79,7 @@ def _run(command: Sequence[str], timeout: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
                 command,
-                env=launch.mpirun_environment(),
+                env=mpirun_environment(),
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,  # ssh without a terminal cannot wait for a password
@@ -100,7 +101,7 @@ def _run(command: Sequence[str], timeout: float) -> None:
 
 
 def main() -> None:
-    if launch.launched_size() > 1:
+    if launched_size() > 1:
         program.run(_parse, _check)
     else:
         program.run_alone(lambda argv: start_ranks(_parse(argv)))

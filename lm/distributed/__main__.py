@@ -15,9 +15,14 @@ import os
 import shlex
 import sys
 
-from lm.distributed import launch
 from lm.distributed.allocation import find_job, read_allocation
-from lm.distributed.placement import count_places, place
+from lm.distributed.mpirun import (
+    PER_TASK,
+    count_places,
+    mpirun_environment,
+    passed_variables,
+    place,
+)
 from lm.errors import ProgramExit
 
 
@@ -29,7 +34,7 @@ def _shell_code() -> list[str]:
     has_hosts = os.environ.get("HOSTS") or os.environ.get("HOSTFILE")
     allocation = None if has_hosts else read_allocation(int(os.environ.get("NP") or 0), places)
     job, index = find_job()
-    environment = launch.mpirun_environment()
+    environment = mpirun_environment()
     changed = {k: v for k, v in environment.items() if os.environ.get(k) != v}
     variables = {
         **({"HOSTS": allocation.hosts} if allocation else {}),
@@ -42,8 +47,8 @@ def _shell_code() -> list[str]:
     return [
         *(f"export {name}={shlex.quote(value)}" for name, value in changed.items()),
         *(f"{name}={shlex.quote(str(value))}" for name, value in variables.items()),
-        f"per_task=({shlex.join(launch.PER_TASK)})",
-        f"pass_on=({shlex.join(launch.passed_variables())})",
+        f"per_task=({shlex.join(PER_TASK)})",
+        f"pass_on=({shlex.join(passed_variables())})",
     ]
 
 

@@ -58,6 +58,17 @@ def count_sharers(comm: Communicator) -> int:
     return min(same, comm.local_size)  # Several hosts may have the same name.
 
 
+def core_ranges() -> str:
+    """Return the cores of this process, as in "0-7,16-23"."""
+    ranges: list[list[int]] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if ranges and ranges[-1][-1] == core - 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, each)) for each in ranges)
+
+
 def _slots() -> tuple[int, ...]:
     """Return the first slot, the number of slots, and the total of the host; see `HOST_SLOTS`."""
     return tuple(map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":")))

@@ -1,21 +1,16 @@
-"""The processes that mpirun, srun or horovodrun started, and the commands that start ranks."""
+"""The launcher of this process, such as mpirun or srun, and the connection to the other ranks."""
 
 import contextlib
 import ctypes
 import os
-import pathlib
-import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Collection
 
-from lm.distributed.allocation import remote_shell
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores
-from lm.distributed.placement import place_settings
 from lm.errors import UserError
 from lm.system import import_tensorflow, script
 
@@ -28,19 +23,8 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
 )
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
-_DEFAULTS = pathlib.Path(__file__).with_name("mpirun_defaults.conf")
-_PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
-_HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
-# With these variables of a launcher of this process, new ranks would join the job of this process.
-_FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
-# Under Slurm, mpirun starts one daemon per host with srun. With these variables, all ranks of the
-# host would share the cores and GPUs of a single task.
-PER_TASK = ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
-_FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # In the order of their dependencies.
 _OPEN_MPI = ("libopen-pal.so.40", "libopen-rte.so.40", "libmpi.so.40")
-# Otherwise, mpirun spreads ranks over the hosts of a scheduler's job.
-_THIS_HOST = ("-mca", "ras", "^slurm,tm,lsf,gridengine")
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY
 _TICK_SECONDS = 0.5
 
@@ -135,65 +119,3 @@ def end_with_launcher() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
-
-
-def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
-    """Return the mpirun part of a command line, for this host or for "host1:1,host2:1"."""
-    if not shutil.which("mpirun"):
-        raise UserError(
-            f"mpirun is not in PATH: source {script('env.sh')}, activate the environment that"
-            " contains it (docs/installation.md), or load the module of your Open MPI"
-        )
-    ranks = ranks_on(num_ranks, hosts) if hosts else [*_THIS_HOST, "-np", str(num_ranks)]
-    return ["mpirun", *ranks]
-
-
-def ranks_on(num_ranks: int, hosts: str) -> list[str]:
-    """Return the mpirun arguments that start ranks on the given hosts.
-
-    mpirun accepts several such groups, separated by colons. Each group needs its own -x.
-    """
-    return ["-np", str(num_ranks), "-H", hosts, *passed_variables()]
-
-
-def passed_variables() -> list[str]:
-    """Return the mpirun arguments that pass environment variables to ranks on other hosts."""
-    names = [name for name in _read_lines(_PASSED_ON) if os.environ.get(name)]
-    return [word for name in names for word in ("-x", name)]
-
-
-def _read_lines(path: pathlib.Path) -> list[str]:
-    """Return the lines of a file without its comments."""
-    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
-
-
-def mpirun_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with changes, and with this project's defaults."""
-    for_root = _FOR_ROOT if os.geteuid() == 0 else {}
-    defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
-    removed = (*_FROM_LAUNCHER, *PER_TASK)
-    given = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
-    given |= _library_path()
-    return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
-
-
-def _library_path() -> dict[str, str]:
-    """Return the LD_LIBRARY_PATH for the mpirun of this virtual environment, if it needs one.
-
-    A module of the cluster may add a different Open MPI to LD_LIBRARY_PATH. Its libraries would
-    replace the libraries of this mpirun, because they have the same names.
-    """
-    given = os.environ.get("LD_LIBRARY_PATH")
-    # The directory of a Conda environment has many libraries, which could break ssh.
-    is_virtual = sys.prefix != sys.base_prefix
-    if not given or not is_virtual or shutil.which("mpirun") != f"{sys.prefix}/bin/mpirun":
-        return {}
-    return {"LD_LIBRARY_PATH": f"{sys.prefix}/lib:{given}"}
-
-
-def slots_of_hosts(hosts: str) -> list[int]:
-    """Return the number of ranks per host: [2, 1] for "host1:2,host2"."""
-    found = [_HOST.fullmatch(host) for host in hosts.split(",")]
-    if not all(found):
-        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}")
-    return [int(host[1] or 1) for host in found]

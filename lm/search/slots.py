@@ -7,8 +7,8 @@ fewer cores than slots.
 import collections
 from typing import NamedTuple
 
-from lm.distributed import launch
 from lm.distributed.cores import HOST_SLOTS, claim_cores
+from lm.distributed.mpirun import slots_of_hosts
 from lm.errors import UserError
 
 
@@ -43,7 +43,7 @@ def divide_hosts(
                 f" {claim_cores()}; lower --parallel_trials"
             )
     else:
-        for part, count in zip(hosts.split(","), launch.slots_of_hosts(hosts)):
+        for part, count in zip(hosts.split(","), slots_of_hosts(hosts)):
             totals[part.partition(":")[0]] += count
         num_trials = parallel_trials or max(1, totals.total() // ranks_per_trial)
     slots = [(host, slot) for host, total in totals.items() for slot in range(total)]

@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 from lm.config import Config, RunOptions
-from lm.distributed import launch
+from lm.distributed.mpirun import mpirun_command, mpirun_environment, ranks_on
 from lm.errors import ERROR, UserError, without_secrets
 from lm.events.read import Event, read_events
 from lm.files import locked
@@ -95,17 +95,17 @@ class TrialJob:
         """Return the command line and the environment of the job."""
         first = self.slots[0]
         if first.host is None:
-            launcher = launch.mpirun_command(first.count) if first.count > 1 else []
-            return [*launcher, *self._program], launch.mpirun_environment(**first.variable)
+            launcher = mpirun_command(first.count) if first.count > 1 else []
+            return [*launcher, *self._program], mpirun_environment(**first.variable)
         command: list[str] = []
         for own in self.slots:
-            start = launch.ranks_on if command else launch.mpirun_command
+            start = ranks_on if command else mpirun_command
             command += [":"] if command else []
             command += start(own.count, f"{own.host}:{own.count}")
             for name, value in own.variable.items():  # differs between hosts
                 command += ["-x", f"{name}={value}"]
             command += self._program
-        return command, launch.mpirun_environment()
+        return command, mpirun_environment()
 
     def stop(self, wait: bool = False) -> None:
         """Make the job save and exit."""

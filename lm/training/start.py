@@ -14,8 +14,8 @@ from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
 from lm.config import Config
 from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
+from lm.distributed.cores import core_ranges
 from lm.distributed.devices import session_config
-from lm.distributed.placement import core_ranges
 from lm.errors import RunError, UserError
 from lm.events.logs import LogFiles
 from lm.events.read import Event, drop_events_after, iterate_events

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from lm.distributed.launch import mpirun_environment
+from lm.distributed.mpirun import mpirun_environment
 from tests.commands import ROOT, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import check_same_run, config_flags, events, last_step, run, saved_steps
 

@@ -11,7 +11,7 @@ import pytest
 
 from lm import kernels
 from lm.distributed.cores import claim_cores
-from lm.distributed.launch import mpirun_environment
+from lm.distributed.mpirun import mpirun_environment
 from tests import machine
 from tests.commands import ROOT, run_command
 from tests.faults.jobs import check_same_run, events, last_step, run, saved_steps

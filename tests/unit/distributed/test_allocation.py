@@ -6,7 +6,8 @@ import pytest
 
 from lm.distributed import allocation
 from lm.distributed.allocation import find_job, read_allocation
-from lm.distributed.placement import core_ranges, count_places, place_settings
+from lm.distributed.cores import core_ranges
+from lm.distributed.mpirun import count_places, place_settings
 from lm.errors import UserError
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[09-10],m"}

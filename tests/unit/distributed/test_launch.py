@@ -7,6 +7,13 @@ import sys
 import pytest
 
 from lm.distributed import launch
+from lm.distributed.mpirun import (
+    mpirun_command,
+    mpirun_environment,
+    passed_variables,
+    ranks_on,
+    slots_of_hosts,
+)
 from lm.errors import UserError
 from tests.commands import ROOT, one_error, run_command, run_module
 
@@ -65,51 +72,51 @@ def test_the_run_scripts_get_the_settings_of_python():
 def test_options_of_mpirun_take_precedence_over_the_defaults():
     show = "echo $OMPI_MCA_hwloc_base_binding_policy $OMPI_MCA_odls_base_sigkill_timeout"
     for options, shown in ((["--bind-to", "core"], "core 4"), ([], "none 4")):
-        command = [*launch.mpirun_command(1), *options, "sh", "-c", show]
-        result = run_command(command, launch.mpirun_environment(), timeout=30)
+        command = [*mpirun_command(1), *options, "sh", "-c", show]
+        result = run_command(command, mpirun_environment(), timeout=30)
         assert result.stdout == f"{shown}\n", result.stderr
 
 
 def test_ranks_without_hosts_stay_on_this_host_of_a_job():
     job = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1,n2", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    command = [*launch.mpirun_command(2), "sh", "-c", "echo $OMPI_COMM_WORLD_LOCAL_SIZE"]
-    result = run_command(command, launch.mpirun_environment(**job), timeout=30)
+    command = [*mpirun_command(2), "sh", "-c", "echo $OMPI_COMM_WORLD_LOCAL_SIZE"]
+    result = run_command(command, mpirun_environment(**job), timeout=30)
     assert result.stdout == "2\n2\n", result.stderr
 
 
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
     path = os.environ["PATH"]
-    for name in launch.passed_variables()[1::2]:
+    for name in passed_variables()[1::2]:
         monkeypatch.delenv(name)
     for name in ("PATH", "PYTHONPATH", "HOROVOD_FUSION_THRESHOLD", "GLIBC_TUNABLES"):
         monkeypatch.setenv(name, path)
     passed = "-x PATH -x PYTHONPATH -x HOROVOD_FUSION_THRESHOLD -x GLIBC_TUNABLES"
-    command = " ".join(launch.mpirun_command(3, "host1:2,host2"))
+    command = " ".join(mpirun_command(3, "host1:2,host2"))
     assert command.endswith(f" -H host1:2,host2 {passed}")
-    assert launch.ranks_on(1, "host3")[-8:] == passed.split()
-    assert "-x" not in launch.mpirun_command(2)
+    assert ranks_on(1, "host3")[-8:] == passed.split()
+    assert "-x" not in mpirun_command(2)
 
 
 def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=rf"source {ROOT}/run_scripts/env.sh"):
-        launch.mpirun_command(2)
+        mpirun_command(2)
 
 
 def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = launch.mpirun_environment(MINE="1")
+    found = mpirun_environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.mpirun_environment()
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in mpirun_environment()
 
 
 def test_slurms_limits_of_one_task_do_not_reach_the_daemons_of_mpirun(monkeypatch):
     for name in ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK"):
         monkeypatch.setenv(name, "3")
-    found = launch.mpirun_environment()
+    found = mpirun_environment()
     assert [name for name in found if "PER_TASK" in name] == ["SLURM_CPUS_PER_TASK"]
 
 
@@ -118,15 +125,15 @@ def test_a_job_on_several_hosts_is_not_limited_to_this_host(monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LSB_JOBID", "7")
     monkeypatch.setenv("LSB_MCPU_HOSTS", "host1 2 host2 2")
-    assert "OMPI_MCA_plm" not in launch.mpirun_environment()
+    assert "OMPI_MCA_plm" not in mpirun_environment()
     monkeypatch.setenv("HOSTS", "localhost:2")
-    assert launch.mpirun_environment()["OMPI_MCA_plm"] == "isolated"
+    assert mpirun_environment()["OMPI_MCA_plm"] == "isolated"
     monkeypatch.delenv("HOSTS")
     for hosts in ("host1 2", ""):
         monkeypatch.setenv("LSB_MCPU_HOSTS", hosts)
-        assert launch.mpirun_environment()["OMPI_MCA_plm"] == "isolated"
+        assert mpirun_environment()["OMPI_MCA_plm"] == "isolated"
     (tmp_path / "blaunch").touch(mode=0o755)
-    assert launch.mpirun_environment()["OMPI_MCA_plm_rsh_agent"] == "blaunch"
+    assert mpirun_environment()["OMPI_MCA_plm_rsh_agent"] == "blaunch"
 
 
 def test_libraries_of_a_module_do_not_replace_those_of_mpirun(monkeypatch, tmp_path):
@@ -135,17 +142,17 @@ def test_libraries_of_a_module_do_not_replace_those_of_mpirun(monkeypatch, tmp_p
     for name in ("libopen-pal.so.40", "libopen-rte.so.40"):
         (tmp_path / name).touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    command = [*launch.mpirun_command(1), "echo", "started"]
+    command = [*mpirun_command(1), "echo", "started"]
     assert "file too short" in run_command(command, os.environ, timeout=30).stderr
-    result = run_command(command, launch.mpirun_environment(), timeout=30)
+    result = run_command(command, mpirun_environment(), timeout=30)
     assert result.stdout == "started\n", result.stderr
 
 
 def test_slots_are_read_from_the_list_of_hosts():
-    assert launch.slots_of_hosts("host1:2,host2") == [2, 1]
+    assert slots_of_hosts("host1:2,host2") == [2, 1]
 
 
 @pytest.mark.parametrize("hosts", ["a:many", "a:2,", ":2", "", "a:-1,b:2", "a:0", "a:1 b:1"])
 def test_invalid_hosts_are_rejected(hosts):
     with pytest.raises(UserError, match="hosts must be like"):
-        launch.slots_of_hosts(hosts)
+        slots_of_hosts(hosts)
