@@ -19,7 +19,7 @@ from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
 from lm.record import recorded_config
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from lm.inference.generator import Generated

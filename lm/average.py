@@ -22,7 +22,7 @@ from lm.cli.parser import parse
 from lm.errors import UserError
 from lm.options import Checked, option
 from lm.record import CHECKPOINTS_DIR
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

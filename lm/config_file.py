@@ -20,7 +20,8 @@ from lm.errors import UserError, error_class, first_line
 from lm.files import short_name
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.options import Checked
-from lm.system import PROJECT, import_tensorflow, seeded
+from lm.system import PROJECT, seeded
+from lm.tensorflow_import import import_tensorflow
 from lm.user.code import hint, place
 from lm.user.config_functions import UserFunctions
 from lm.user.loaded_files import LoadedFiles, collected_by, fresh_modules

@@ -42,7 +42,7 @@ from lm.cli.markdown import markdown_table
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS, RunOptions
 from lm.options import Checked, option
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ import dataclasses
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.options import Checked, option
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

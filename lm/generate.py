@@ -44,7 +44,7 @@ from lm.errors import UserError, printable
 from lm.inference.lines import STDIN, read_lines
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

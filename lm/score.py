@@ -66,7 +66,7 @@ from lm.errors import UserError, needs_extra
 from lm.inference.lines import STDIN, name_of, read_lines
 from lm.options import Checked, option
 from lm.perplexity import NllSum
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lm.distributed.launch import launched_rank
 from lm.errors import UserError
 from lm.options import replaced
 from lm.record import recorded_config
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 
 def main() -> None:

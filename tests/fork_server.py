@@ -137,7 +137,8 @@ def _imitate(client: int) -> None:
 
 
 def main(descriptor: str, script: str) -> None:
-    from lm.system import import_tensorflow, keep_freed_memory
+    from lm.system import keep_freed_memory
+    from lm.tensorflow_import import import_tensorflow
 
     keep_freed_memory()
     import_tensorflow()

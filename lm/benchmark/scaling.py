@@ -22,7 +22,7 @@ from lm.distributed.cores import claim_cores
 from lm.distributed.mpirun import slots_of_hosts
 from lm.errors import UserError
 from lm.options import option
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 KINDS = ("strong", "weak")
 

@@ -28,7 +28,8 @@ from lm.distributed.cores import claim_cores
 from lm.distributed.mpirun import mpirun_command, mpirun_environment
 from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
-from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
+from lm.system import ends_with_this_process, peak_memory_mb
+from lm.tensorflow_import import import_tensorflow
 
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800

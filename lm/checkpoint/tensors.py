@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.manifest import Checkpoint
 from lm.errors import RunError, first_line
-from lm.system import cpu_session
+from lm.tensorflow_import import cpu_session
 
 
 class Part(NamedTuple):

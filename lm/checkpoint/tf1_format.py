@@ -18,7 +18,7 @@ from lm.checkpoint.tensors import model_path, read_errors
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.functions import NetworkFunctions
-from lm.system import cpu_session
+from lm.tensorflow_import import cpu_session
 
 _FILE = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 

@@ -12,7 +12,7 @@ from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores, count_threads
 from lm.errors import UserError
-from lm.system import without_stderr
+from lm.tensorflow_import import without_stderr
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf

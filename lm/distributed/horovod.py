@@ -20,7 +20,8 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.launch import launched_size
 from lm.distributed.transport import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
-from lm.system import cpu_session, script
+from lm.system import script
+from lm.tensorflow_import import cpu_session
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 _DEFAULTS = {

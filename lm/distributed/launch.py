@@ -12,7 +12,8 @@ from collections.abc import Collection
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores
 from lm.errors import UserError
-from lm.system import import_tensorflow, script
+from lm.system import script
+from lm.tensorflow_import import import_tensorflow
 
 # Each launcher's variables for the number of processes and the rank. The first launcher whose
 # variables are set counts: an mpirun inside a Slurm job step inherits Slurm's variables.

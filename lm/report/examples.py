@@ -11,7 +11,7 @@ from lm.errors import short_message
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 from lm.report.page import Part
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from lm.inference.generator import Prediction

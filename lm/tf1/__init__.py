@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lm.system import import_tensorflow
+from lm.tensorflow_import import import_tensorflow
 from lm.user.loaded_files import current_files
 
 __all__ = ["fed", "load", "network", "script"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm import kernels, logger, system
+from lm import kernels, logger, system, tensorflow_import
 from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
 from lm.training.prepare import Job
@@ -88,6 +88,6 @@ def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
     variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
     sizes = {variable.shape.num_elements() for variable in variables}
     why = comm.why_inexact([*sizes, NUM_SUMS])
-    if not why and system.is_late and not job.functions.is_built_in:
+    if not why and tensorflow_import.is_late and not job.functions.is_built_in:
         return "TensorFlow was used before lm was imported (docs/python.md)"
     return why

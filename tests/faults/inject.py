@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 
-from lm.system import import_tensorflow, keep_freed_memory
+from lm.system import keep_freed_memory
+from lm.tensorflow_import import import_tensorflow
 
 keep_freed_memory()  # `lm.train` also calls this before NumPy starts threads
 

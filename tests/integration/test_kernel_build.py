@@ -34,7 +34,7 @@ def test_the_tests_of_the_ops_pass_with_each_instruction_set(isa):
 
 
 # Commands import TensorFlow this way, which is faster than a plain import.
-START = "from lm.system import import_tensorflow; import_tensorflow()\n"
+START = "from lm.tensorflow_import import import_tensorflow; import_tensorflow()\n"
 
 
 def description_in_new_process(**options):
