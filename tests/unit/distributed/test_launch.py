@@ -46,10 +46,10 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
-@pytest.mark.parametrize("given", [(), ("PMI_SIZE", "PMI_RANK")])
+@pytest.mark.parametrize("given", [{}, {"PMI_SIZE": "2", "PMI_RANK": "0"}])
 def test_srun_without_pmix_is_one_line(given):
     """Open MPI would abort with 20 lines for each rank."""
-    variables = {name: "2" for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", *given)}
+    variables = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", **given}
     flags = ["--config", "config_test", "--corpus", "embedded", "--max_steps", 1]
     result = run_module("lm.train", *flags, env=variables)
     assert "did not connect the ranks through PMIx: use srun --mpi=pmix" in one_error(result, 2)
