@@ -28,9 +28,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
     # Each attempt uses the same command line. The first attempt starts the run.
     for num_ranks, fault in ((1, "kill:0:45"), (2, "kill:1:90"), (2, None)):
-        forked = fault is not None  # the kill of mpirun needs real processes
-        options = dict(num_ranks=num_ranks, fault=fault, forked=forked)
-        job = start(killed, *flags, "--resume", **options)
+        job = start(killed, *flags, "--resume", num_ranks=num_ranks, fault=fault, forked=True)
         if not fault:
             job.wait_for_step(95)
             job.process.kill()
@@ -91,27 +89,6 @@ def test_a_start_that_was_killed_before_it_wrote_the_record_can_be_repeated(tmp_
     assert saved_steps(run)[-1] == 2
 
 
-@pytest.mark.soak
-def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, text):
-    """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = (
-        "--config", "config_transformer", "--nomemory", "--window_order", "shuffled", "--corpus",
-        "files", "--data_path", text, "--hidden_size", 8, "--num_layers", 1, "--num_steps", 20,
-        "--batch_size", 40, "--max_steps", 36, "--checkpoint_every_steps", 4, "--resume",
-        "--test_on", "none", "--warmup_steps", 0, "--nocheck_network",
-    )  # fmt: skip
-    train_here(whole, *flags, "--log_every_steps", 1)
-    fault = dict(num_ranks=2, fault="kill:1:34", forked=True)
-    code, _ = start(killed, *flags, config=False, **fault).finish()
-    assert code != 0 and saved_steps(killed)
-    run(start, killed, *flags, config=False, num_ranks=2)
-    resumed_from = events(killed, "start")[1]["resumed_from_step"]
-    total = events(whole, "start")[0]["steps_per_epoch"]
-    assert total < resumed_from < 36 < 2 * total
-    check_same_run(killed, whole)
-
-
 def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, text):
     # The learning rate is far too high for Adam, so validation soon stalls.
     flags = (
@@ -149,7 +126,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
 
 @pytest.mark.parametrize(
     "before, after",
-    [(2, [1, 3]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
+    [(2, [1]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
 )
 def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, before, after):
     # The checkpoint is between two step events, so the sums of the next event are resumed.
@@ -185,12 +162,12 @@ def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora
     assert first.process.poll() is None
 
 
-def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
-    few = ("--hidden_size", 8, "--log_every_steps", 1, "--noeval")
-    train_here(tmp_path / "first", *config_flags(corpora), *few, "--max_steps", 100)
+def test_init_from_loads_only_the_weights(tmp_path, corpora):
+    few = (*config_flags(corpora), "--hidden_size", 8, "--log_every_steps", 1, "--noeval")
+    train_here(tmp_path / "first", *few, "--max_steps", 100)
     (saved,) = (tmp_path / "first" / "checkpoints").iterdir()
     other = ("--init_from", saved, "--max_steps", 5)
-    run(start, tmp_path / "warm", *few, *other, "--seed", 7, num_ranks=2)
+    train_here(tmp_path / "warm", *few, *other, "--seed", 7)
     warm = losses(tmp_path / "warm")
     untrained = losses(tmp_path / "first")[0][1]
     assert warm[0][0] == 1 and warm[0][1] < untrained - 0.2
@@ -202,10 +179,10 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
         (("--init_rename", "a=b"), "--init_rename is for TF 1.x checkpoints, but .* is a run"),
     ]:
         with pytest.raises(UserError, match=words):
-            train_here(tmp_path / "bad", *config_flags(corpora), *few, *other, *flags)
+            train_here(tmp_path / "bad", *few, *other, *flags)
         assert not (tmp_path / "bad").exists()
     with pytest.raises(UserError, match="--checkpoint needs --init_from"):
-        train_here(tmp_path / "bad", *config_flags(corpora), *few, "--checkpoint", "best")
+        train_here(tmp_path / "bad", *few, "--checkpoint", "best")
 
 
 def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):

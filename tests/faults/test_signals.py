@@ -24,7 +24,7 @@ RUN_JOB = [
 ]  # fmt: skip
 
 
-def check_stopped(job, code, name, timeout=GONE_SECONDS):
+def check_stopped(job, code, name, timeout=GONE_SECONDS, saves=1):
     returned, output = job.finish(timeout)
     assert returned == code, output
     assert output.count(f"stopped by {name} after step") == 1
@@ -32,8 +32,8 @@ def check_stopped(job, code, name, timeout=GONE_SECONDS):
     assert f"stopped by {name} after step" in job.output.splitlines()[-1]
     assert output.count("lm: stopping after this step and saving") <= 1
     assert f"--resume --output_dir {job.output_dir}" in output
-    (step,) = saved_steps(job.output_dir)
-    assert step == last_step(job.output_dir)
+    steps = saved_steps(job.output_dir)
+    assert len(steps) == saves and steps[-1] == last_step(job.output_dir)
     assert store.find_newest(str(job.output_dir))
 
 
@@ -45,36 +45,18 @@ def check_stopped(job, code, name, timeout=GONE_SECONDS):
         pytest.param("SIGTERM", [0], marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_to_ranks_stops_all_at_the_same_step(start, tmp_path, name, targets):
-    job = start(tmp_path, *LONG, num_ranks=2, forked=True)
-    job.wait_for_step(20)
-    ranks = job.ranks()
-    for rank in targets:
-        os.kill(ranks[rank], getattr(signal, name))
-    check_stopped(job, 128 + getattr(signal, name), name)
-
-
-def test_under_nohup_a_run_outlives_its_terminal(start, tmp_path):
-    job = start(tmp_path, *LONG, launcher=["nohup"])
-    job.wait_for_step(20)
-    job.process.send_signal(signal.SIGHUP)
-    job.wait_for_step(last_step(tmp_path) + 20)
-    job.process.terminate()
-    check_stopped(job, 143, "SIGTERM")
-
-
-def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
+def test_sigusr1_saves_and_a_signal_to_ranks_stops_all_at_the_same_step(
+    start, tmp_path, name, targets
+):
     job = start(tmp_path, *LONG, num_ranks=2, forked=True)
     job.wait_for_step(20)
     job.process.send_signal(signal.SIGUSR1)
     job.wait_for(lambda: saved_steps(tmp_path))
-    step = last_step(tmp_path)
-    job.wait_for_step(step + 20)
-    assert len(saved_steps(tmp_path)) == 1
-    job.process.send_signal(signal.SIGUSR2)
-    returned, output = job.ends()
-    assert returned == 128 + signal.SIGTERM and "stopped by SIGTERM" in output
-    assert saved_steps(tmp_path)[1:] == [last_step(tmp_path)]
+    job.wait_for_step(last_step(tmp_path) + 20)
+    ranks = job.ranks()
+    for rank in targets:
+        os.kill(ranks[rank], getattr(signal, name))
+    check_stopped(job, 128 + getattr(signal, name), name, saves=2)
 
 
 @pytest.mark.soak
@@ -171,7 +153,9 @@ def test_sigterm_during_a_save_waits_for_the_save(start, tmp_path):
     assert store.find_newest(str(tmp_path)).path == store.list_checkpoints(str(tmp_path))[-1]
 
 
-@pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])
+@pytest.mark.parametrize(
+    "launcher", [None, pytest.param(RUN_JOB, marks=pytest.mark.soak)], ids=["process", "run script"]
+)
 def test_a_second_sigint_ends_the_job_immediately(start, tmp_path, launcher):
     forked = launcher is not None
     job = start(tmp_path, *LONG, launcher=launcher, fault="slow_disk:600", forked=forked)

@@ -17,11 +17,11 @@ signals = Signals()
 """
 
 
-def stop(work, *numbers):
-    """Send signals to a program, each after its next line; return exit code, output and lines."""
-    command = [sys.executable, "-c", PROGRAM.format(work=work)]
+def stop(work, *numbers, prefix=()):
+    """Send signals to a program, each after its next line; return exit code and lines."""
+    command = [*prefix, sys.executable, "-c", PROGRAM.format(work=work)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with subprocess.Popen(command, env=environment(), **pipes) as process:
+    with subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, **pipes) as process:
         lines = []
         for number in numbers:
             lines.append(process.stdout.readline())
@@ -70,3 +70,10 @@ def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated():
         "lm: stopping after this step and saving; Ctrl-C again ends without saving\n",
         "lm: interrupted twice: stopping immediately\n",
     ]
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    work = "import os; signals.defer(); os.kill(os.getpid(), 1); print('ready', flush=True)\n"
+    work += "while not signals.stop: time.sleep(0.01)\nprint(signals.stop)"
+    code, lines = stop(work, signal.SIGINT, prefix=["nohup"])
+    assert (code, lines[-1]) == (0, f"{int(signal.SIGINT)}\n")
