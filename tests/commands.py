@@ -111,10 +111,15 @@ def run_code(
     *arguments: object,
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    forked: bool = False,
     **options,
 ) -> subprocess.CompletedProcess:
-    """Run Python code in a new process; options are those of `run_command`."""
-    command = [sys.executable, "-c", code, *arguments]
+    """Run Python code in a new process; options are those of `run_command`.
+
+    If `forked`, the process has already imported TensorFlow, unless `env` prevents this.
+    """
+    python = fork_server.python(**(env or {})) if forked else [sys.executable]
+    command = [*python, "-c", code, *arguments]
     return run_command(command, environment(**(env or {})), timeout, **options)
 
 

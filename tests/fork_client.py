@@ -1,8 +1,9 @@
 """Stands for `python` in a command whose process is forked by tests/fork_server.py.
 
-Usage: python -IS fork_client.py ADDRESS -m MODULE [ARGUMENT...]. This process passes its arguments,
-environment, directory and standard streams to the server, forwards signals, and ends in the same
-way as the forked process. The server kills the forked process if this process is killed.
+Usage: python -IS fork_client.py ADDRESS (-m MODULE | -c CODE) [ARGUMENT...]. This process passes
+its arguments, environment, directory and standard streams to the server, forwards signals, and ends
+in the same way as the forked process. The server kills the forked process if this process is
+killed.
 """
 
 import marshal

@@ -34,7 +34,7 @@ _IMPORTED_EARLY = (
 
 
 def python(**env: str) -> list[str]:
-    """Return a command that runs `-m MODULE` like Python, but starts faster if possible.
+    """Return a command that runs a module or code like Python, but starts faster if possible.
 
     Args:
       **env: The environment variables that differ from the environment of this process.
@@ -156,10 +156,14 @@ def main(descriptor: str, script: str) -> None:
         _watch(pid, connection)
     connection.close()
     _imitate(client)
-    option, module, *_ = arguments
-    assert option == "-m"
-    sys.argv, sys.path[0], sys.executable = [*arguments[1:]], os.getcwd(), script
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    option, program, *others = arguments
+    sys.path[0], sys.executable = os.getcwd(), script
+    if option == "-m":
+        sys.argv = [program, *others]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [option, *others]
+        exec(program, {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_a_kill_before_any_disk_operation_of_a_save_leaves_only_complete_checkpo
     save(tmp_path, 1)
     save(tmp_path, 2)
     # A separate process: fork is safe only before TensorFlow has started threads.
-    result = run_code(KILL, tmp_path, timeout=120)
+    result = run_code(KILL, tmp_path, timeout=120, forked=True)
     assert result.returncode == 0, result.stderr
     newest = [int(step) for step in result.stdout.split()]
     assert newest[0] == 2 and newest[-1] == 2 + len(newest) and len(newest) > 8
