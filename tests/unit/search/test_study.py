@@ -73,6 +73,13 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
         search("--config=config_transformer")
 
 
+def test_a_search_is_resumed_with_flags_that_its_config_file_defines(search):
+    flags = ["--corpus=embedded", "--nomemory", "--num_heads=2", "--hidden_size=8"]
+    for config in ("config_transformer", search.directory / "config.py"):
+        assert states(search(f"--config={config}", *flags)) == [COMPLETE] * 3
+    assert starts(search, 0) == ["start"]
+
+
 def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a b\n" * 500)
