@@ -1,77 +1,119 @@
-"""docs/python.md, run as written."""
+"""docs/python.md: its examples run as written, and other programs can use them."""
 
+import concurrent.futures
+import contextlib
+import io
+import logging
+import math
+import os
+import pathlib
+import random
 import re
+import signal
+import types
+
+import numpy as np
+import pytest
 
 from tests.commands import ROOT, run_code
 
-CHECK = """
-import math, pathlib
-import numpy as np
-events = run.metrics()
-(tested,), (*_, epoch) = ([e for e in events if e["event"] == kind] for kind in ("test", "epoch"))
-assert results["test_perplexity"] == tested["test_perplexity"]
-assert results["valid_perplexity"] == epoch["valid_perplexity"] and results["step"] == 200
-assert run.evaluate("valid")["perplexity"] == results["valid_perplexity"]
-short = dict(corpus="embedded", output_dir="runs/short", batch_size=200, num_steps=100,
-             hidden_size=8, num_epochs=1)
-finished = train("config_test", **short)
-assert "epoch_seconds" in finished and train("config_test", **short, resume=True) == finished
-assert train(output_dir=pathlib.Path("runs/short"), resume=True) == finished
-train("config_test", **{**short, "output_dir": "runs/new"}, max_steps=1, resume=True,
-      learning_rate=np.float64(0.5))
-assert "starting a new run" in open("runs/new/log.txt").read()  # lines before the start too
-assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
-assert run.generate("ba", num_words=20, seed=1)[0] == text
-assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text
-import contextlib, io
-shown = io.StringIO()  # without a file descriptor, as in a notebook
-with contextlib.redirect_stderr(shown):
-    drawn = run.generate("ba", num_words=20)
-seed = shown.getvalue().removeprefix("seed ")
-assert run.generate("ba", num_words=20, seed=int(seed)) == drawn
-run.close()
-import concurrent.futures, os, random
-others = [open_run("runs/short"), open_run("runs/new")]
-os.chdir("runs")
-random.seed(3)
-with concurrent.futures.ThreadPoolExecutor(2) as threads:
-    list(threads.map(lambda each: each.generate("ba", num_words=1), others))
-assert random.random() == random.Random(3).random()
-os.chdir("..")
-assert run.evaluate(pathlib.Path("my.txt"))["tokens"] > 0
-(score,) = run.score(["ba ta be"])
-nll = run.evaluate("my.txt", lines=True)["nll"]
-assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
-import logging, signal
+SHORT = dict(
+    corpus="embedded", output_dir="runs/short", batch_size=200, num_steps=100, hidden_size=8,
+    num_epochs=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """Run the examples in a new directory, and return the names that they define."""
+    document = (ROOT / "docs/python.md").read_text()
+    assert len(document.split()) <= 600
+    blocks = re.findall(r"```python\n(.*?)```", document, flags=re.DOTALL)
+    names, shown = {}, io.StringIO()  # without a file descriptor, as in a notebook
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("examples"))
+        with contextlib.redirect_stderr(shown):
+            exec("\n".join(blocks), names)
+        assert "test perplexity" in shown.getvalue()
+        yield types.SimpleNamespace(**names)
+
+
+def test_the_results_are_those_of_the_events_and_of_an_evaluation(examples):
+    results, run = examples.results, examples.run
+    (tested,), (*_, epoch) = (
+        [event for event in run.metrics() if event["event"] == kind] for kind in ("test", "epoch")
+    )
+    assert results["test_perplexity"] == tested["test_perplexity"]
+    assert results["valid_perplexity"] == epoch["valid_perplexity"] and results["step"] == 200
+    assert run.evaluate("valid")["perplexity"] == results["valid_perplexity"]
+
+
+def test_a_finished_run_has_the_same_results_again(examples):
+    finished = examples.train("config_test", **SHORT)
+    assert "epoch_seconds" in finished
+    assert examples.train("config_test", **SHORT, resume=True) == finished
+    assert examples.train(output_dir=pathlib.Path("runs/short"), resume=True) == finished
+
+
+def test_the_log_file_contains_the_lines_before_the_start(examples):
+    flags = {**SHORT, "output_dir": "runs/new", "learning_rate": np.float64(0.5)}
+    examples.train("config_test", **flags, max_steps=1, resume=True)
+    assert "starting a new run" in pathlib.Path("runs/new/log.txt").read_text()
+
+
+def test_the_same_seed_generates_the_same_text(examples):
+    run, text = examples.run, examples.text
+    assert [each.prompt for each in examples.texts] == ["ba", "ba", "ta be", "ta be"]
+    assert len(examples.likely) == 1
+    assert run.generate("ba", num_words=20, seed=1)[0] == text
+    assert run.generate("ba", batch_size=2, num_words=20, seed=1)[0] == text
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        drawn = run.generate("ba", num_words=20)
+    seed = shown.getvalue().removeprefix("seed ")
+    assert run.generate("ba", num_words=20, seed=int(seed)) == drawn
+
+
+def test_a_run_works_after_it_was_closed(examples):
+    examples.run.close()
+    assert examples.run.evaluate(pathlib.Path("my.txt"))["tokens"] > 0
+
+
+def test_two_runs_generate_at_the_same_time_in_another_directory(examples, monkeypatch):
+    runs = [examples.open_run("runs/python") for _ in range(2)]
+    monkeypatch.chdir("runs")
+    random.seed(3)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda run: run.generate("ba", num_words=1), runs))
+    assert random.random() == random.Random(3).random()
+
+
+def test_a_score_is_the_log_probability_of_an_evaluation(examples):
+    (score,) = examples.run.score(["ba ta be"])
+    nll = examples.run.evaluate("my.txt", lines=True)["nll"]
+    assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
+
+
 class StopButton(logging.Handler):
+    """Interrupts this process once, after the first epoch."""
+
     def emit(self, record):
         if record.getMessage().startswith("epoch 1 "):
             os.kill(os.getpid(), signal.SIGINT)
             logging.getLogger("lm").removeHandler(self)
-logging.getLogger("lm").addHandler(StopButton())
-try:
-    with contextlib.redirect_stderr(shown):
-        train("config_test", **{**short, "output_dir": "runs/stopped", "num_epochs": 9})
-    raise AssertionError("not stopped")
-except KeyboardInterrupt as interrupt:
-    assert "which is saved; continue with" in str(interrupt)
-assert "stopping after this step and saving" in shown.getvalue()
-try:
-    train("config_test", hiden_size=3)
-    raise AssertionError("no error")
-except ValueError as error:
-    assert "hiden_size is not a field of Config or RunOptions" in str(error)
-"""
 
 
-def test_the_examples_for_python_run_as_written(tmp_path):
-    document = (ROOT / "docs/python.md").read_text()
-    assert len(document.split()) <= 600
-    blocks = re.findall(r"```python\n(.*?)```", document, flags=re.DOTALL)
-    code = "\n".join([*blocks, CHECK])
-    result = run_code(code, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "test perplexity" in result.stderr
+def test_the_stop_button_saves_the_run(examples):
+    logging.getLogger("lm").addHandler(StopButton())
+    flags = {**SHORT, "output_dir": "runs/stopped", "num_epochs": 9}
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        with pytest.raises(KeyboardInterrupt, match="which is saved; continue with"):
+            examples.train("config_test", **flags)
+    assert "stopping after this step and saving" in shown.getvalue()
+
+
+def test_an_unknown_field_is_an_error(examples):
+    with pytest.raises(ValueError, match="hiden_size is not a field of Config or RunOptions"):
+        examples.train("config_test", hiden_size=3)
 
 
 LATE = """
