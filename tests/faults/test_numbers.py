@@ -11,7 +11,7 @@ from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
 from tests import fork_server
-from tests.commands import ROOT, events, mpirun, train_here
+from tests.commands import ROOT, environment, events, mpirun, run_command, train_here
 from tests.faults.jobs import config_flags, last_step, saved_steps
 
 FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
@@ -78,7 +78,7 @@ def test_a_run_with_out_of_sync_ranks_continues_from_the_last_checkpoint(start, 
 
 @pytest.mark.parametrize("compiled", ["1", pytest.param("0", marks=pytest.mark.soak)])
 def test_ranks_with_different_thread_counts_stay_identical(
-    start, tmp_path, corpora, monkeypatch, compiled
+    tmp_path, corpora, monkeypatch, compiled
 ):
     """All ranks clip by the same norm. Rank 0 computes the norm if compiled ops are unavailable."""
     flags = (*config_flags(corpora), "--noeval")
@@ -86,13 +86,10 @@ def test_ranks_with_different_thread_counts_stay_identical(
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
     flags += ("--checkpoint_every_steps", 1, "--log_every_steps", 1)
     program = [*fork_server.python(), "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
-    first = [*mpirun(1), *program, "--intra_op_threads", 2, ":", "-np", 1]
-    job = start(
-        tmp_path / "run", *flags, "--intra_op_threads", 4, config=False,
-        launcher=[str(word) for word in first], env={"LM_KERNELS": compiled}, forked=True,
-    )  # fmt: skip
-    code, output = job.finish()
-    assert code == 0, output
+    command = [*mpirun(1), *program, "--intra_op_threads", 2]
+    command += [":", "-np", 1, *program, "--intra_op_threads", 4]
+    result = run_command(command, environment(LM_KERNELS=compiled), timeout=90)
+    assert result.returncode == 0, result.stderr
     ((exact,),) = [[event["exact"] for event in events(tmp_path / "run", "start")]]
     if compiled == "0":
         assert exact.startswith("no: sums of plain TensorFlow")

@@ -32,7 +32,6 @@ def test_all_ways_to_launch_give_the_run_of_one_process(project, corpora, tmp_pa
     for name, ranks, env in (
         ("alone", 1, {"LAUNCHER": "none"}),
         ("local", 2, {"NP": "2"}),
-        ("hosts", 2, {"HOSTS": "localhost:2"}),
         ("gloo", 2, {"LAUNCHER": "horovodrun"}),
     ):
         command = [project / "run_scripts/train.sh", *flags, "--output_dir", tmp_path / name]

@@ -68,7 +68,8 @@ def test_all_commands_agree_with_an_adaptive_input(tmp_path, corpora):
 
 
 def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
-    result = run_module("lm.generate", "--run", trained, num_ranks=2)
+    env = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    result = run_module("lm.generate", "--run", trained, env=env)
     assert result.returncode == 2 and result.stdout == ""
     assert "this command is a single process: start it without mpirun" in result.stderr
 

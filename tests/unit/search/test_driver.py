@@ -132,7 +132,6 @@ def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
     "failure, num_starts, reason",
     [
         ("fail 'the loss is nan at step 3' 2", 1, "the loss is nan at step 3"),
-        ("fail 'batch_size is wrong' 2", 1, "batch_size is wrong"),
         ("echo lm: error: no corpus; exit 2", 1, "no corpus"),
         ("kill -9 $$", 3, "exit code -9; see the trial's console.txt"),
         ("exit 0", 3, "exit code 0; see the trial's console.txt"),
