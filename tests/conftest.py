@@ -50,7 +50,7 @@ def ptb_archive():
 
 
 @pytest.fixture(params=["compiled", "plain"])
-def path(request, monkeypatch):
+def implementation(request, monkeypatch):
     """Run a test with the compiled ops, and again with plain TensorFlow, their fallback."""
     from lm import kernels
 

@@ -150,8 +150,9 @@ def feed_of(graph, words):
     return {**words, **state, graph.first_row_ph: 0}
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
+def test_loss_and_gradients_equal_the_equations_of_the_papers(fields):
     config = dataclasses.replace(CONFIG, **fields)
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
     words[2, 0] = words[3, 1] = 0
@@ -204,7 +205,8 @@ def test_embedding_init_scale_only_changes_the_embedding():
         assert np.abs(values).max() <= 0.05
 
 
-def test_windows_and_single_words_have_the_same_loss(path):
+@pytest.mark.usefixtures("implementation")
+def test_windows_and_single_words_have_the_same_loss():
     config = dataclasses.replace(CONFIG, **FIELDS["all"])
     words = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:

@@ -44,8 +44,9 @@ def test_each_optimizer_is_a_choice():
     assert Config.__dataclass_fields__["optimizer"].metadata["choices"] == (*OPTIMIZERS,)
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("max_grad_norm", [math.inf, 1e39, 1e38, 100.0, 1.0])
-def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(path, max_grad_norm):
+def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(max_grad_norm):
     _, norm, table = one_update(max_grad_norm)
     assert norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
     gradient = np.array([[1, 1], [0, 0], [2, 2], [0, 0]])
@@ -72,7 +73,8 @@ def test_a_step_without_a_finite_perplexity_and_norm_is_detected(mean_nll, grad_
     assert sampled.is_finite == (math.isfinite(mean_nll) and math.isfinite(grad_norm))
 
 
-def test_rows_are_merged_on_the_cpu_in_a_fixed_order(path):
+@pytest.mark.usefixtures("implementation")
+def test_rows_are_merged_on_the_cpu_in_a_fixed_order():
     """A GPU would add rows atomically in any order, and the ranks would diverge."""
     graph = one_update()[0]
     merging = [op for op in graph.get_operations() if op.type in ("Unique", "UnsortedSegmentSum")]
