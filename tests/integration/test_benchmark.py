@@ -149,6 +149,7 @@ def test_scaling(tmp_path):
     assert result.stdout.count("| strong") == 2
 
 
+@pytest.mark.soak
 def test_advice(tmp_path):
     # The slash in the name must not become a directory.
     arguments = ("--name", "a/b", "--repeats", 1, "--batch_size", 2, "--link_gbps", 0.001)

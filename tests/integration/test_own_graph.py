@@ -268,6 +268,7 @@ def test_errors_of_a_network_in_a_run_are_one_line(tmp_path, corpora, old, new, 
     assert (tmp_path / "run/metrics.jsonl").exists() == ("Error" in message)
 
 
+@pytest.mark.soak
 def test_the_benchmark_measures_a_user_defined_network(tmp_path, corpora):
     result = run_module(
         "lm.benchmark", "step", "--config", GRU, "--hidden_size", 16, "--vocab_size", 50,

@@ -85,6 +85,7 @@ def test_an_unreadable_run_does_not_stop_the_report(tmp_path):
     assert "gone is not a run" in first and last.startswith("lm: error: runs/b/run.json is corrupt")
 
 
+@pytest.mark.soak
 def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
     script = project / "run_scripts/compare_baseline.sh"
     env = environment(

@@ -180,6 +180,7 @@ def test_an_exported_cdpath_does_not_change_the_directory(project, host, tmp_pat
     assert_refused(result, NO_COMPILER)  # the other checkout has an interrupted setup
 
 
+@pytest.mark.soak
 def test_a_pip_configured_with_user_installs_into_the_environment(project, host, tmp_path):
     """The real pip in a real .venv rejects --user. It stops because there is no package index."""
     (host / "g++").symlink_to("/bin/true")

@@ -42,6 +42,7 @@ def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpor
     assert re.search(f"arithmetic  {arithmetic}: results depend on which rank has", output)
 
 
+@pytest.mark.soak
 def test_float32_is_exact_on_ranks_with_and_without_avx512(tmp_path, corpora):
     if not machine.has("avx512"):
         pytest.skip("this CPU does not have AVX-512")
