@@ -18,7 +18,7 @@ from lm.checkpoint.transfer import LOADED_BYTES, READ_BYTES
 from lm.config_file import load_config_file
 from lm.functions import BUILT_IN
 from tests import fork_server
-from tests.commands import ROOT, environment, events, mpirun, run_command, train
+from tests.commands import ROOT, environment, events, mpirun, run_command, train, train_here
 from tests.using_a_run import check_commands_agree
 
 pytestmark = pytest.mark.timeout(240)
@@ -141,7 +141,9 @@ def documented(tmp_path_factory):
     write_corpus(path / "data", 2000)
     write_documented_corpora(path)
     (path / "sentences.txt").write_text("w1 w2\nw3\n")
-    train_and_resume(path, "--config", "config_medium", "--hidden_size", 8)
+    flags = ("--config", "config_medium", "--hidden_size", 8, *SMALL, "--data_path", path / "data")
+    train_here(path / "runs/medium", *flags, "--max_steps", 4, "--checkpoint_every_steps", 2)
+    train_here(path / "runs/other", *flags, "--max_steps", 1)
     return path
 
 
