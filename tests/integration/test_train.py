@@ -245,15 +245,19 @@ def test_speeds_are_those_of_this_job_without_saves_and_validations(
     assert max(speeds[:6]) < 1 and min(speeds[6:]) > 20
 
 
-def test_the_embedded_corpus_is_learned_within_6_percent_in_4_epochs(tmp_path, corpora):
+# After one epoch, the factor is 1.28, or 1.42 with half of the learning rate.
+@pytest.mark.parametrize(
+    "num_epochs, factor", [(1, 1.3), pytest.param(4, 1.06, marks=pytest.mark.soak)]
+)
+def test_the_embedded_corpus_is_learned(tmp_path, corpora, num_epochs, factor):
     # One rank with one thread uses the least CPU time. Other numbers give the same result.
     result = train(
         tmp_path / "run", "--config", "config_test", "--data_path", corpora,
-        "--intra_op_threads", 1, "--num_epochs", 4, timeout=300,
+        "--intra_op_threads", 1, "--num_epochs", num_epochs, timeout=300,
     )  # fmt: skip
     known = json.loads((corpora / "embedded" / "truth.json").read_text())
     perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
-    assert known["test_perplexity"] < perplexity < 1.06 * known["test_perplexity"]
+    assert known["test_perplexity"] < perplexity < factor * known["test_perplexity"]
     assert f"(true: {known['test_perplexity']:.2f})" in result.stderr
 
 
