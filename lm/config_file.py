@@ -56,7 +56,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # enables classic layers and cells
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    if b"tensorflow" in source:  # faster and quieter than a plain import
+    if b"tensorflow" in source or b"tf1" in source:  # faster and quieter than a plain import
         import_tensorflow()
     try:
         # All processes must draw the same numbers, because constants are part of a network.

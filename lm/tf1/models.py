@@ -20,32 +20,48 @@ from lm.tf1.feeds import cell_classes
 _NUM_WORDS = 16  # vocabulary size of the graph that only shows the sizes of the state
 
 
+def network(
+    build: Callable[[Any, Any], Any], logits: str | None = None, state: str | None = None
+) -> tuple[Callable, Callable]:
+    """Return `state_shapes` and `build_logits` for the frequent forms of models.
+
+    Calls of `tf.placeholder` with an integer type return the words, and calls of `zero_state` of
+    cells return the state.
+
+    Args:
+      build: A function that builds the model from the words, int32 [B, T], and the context. It
+        returns an object or a dictionary.
+      logits: The name of the logits in the result, [B, T, V] or [B * T, V]. By default, these are
+        the logits that the program passes to its cross entropy.
+      state: The name of the final state in the result, or None if there is no state.
+    """
+    model = Network(build, logits, state)
+    return model.state_shapes, model.build_logits
+
+
 class Network:
-    """The functions `state_shapes` and `build_logits`; see `lm.tf1.network`."""
+    """The functions that `network` returns."""
 
     def __init__(self, build: Callable, logits: str | None, state: str | None):
         self._build, self._logits, self._state = build, logits, state
 
     def state_shapes(self, config: Config) -> dict[str, list[int]]:
         """Return the sizes of the states that the program creates, in a graph for one row."""
+        if not self._state:
+            return {}
         sizes: list[int] = []
-        seen: list[Any] = []
 
-        def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
-            own = tf.nest.flatten(cell.state_size)
-            if cell not in seen:  # A program may request the state of a cell twice.
-                sizes.extend(own)
-            seen.append(cell)
-            zeros = [tf.zeros([batch_size, size], dtype) for size in own]
-            return tf.nest.pack_sequence_as(cell.state_size, zeros)
+        def create(batch_size: Any, size: int, dtype: tf.DType) -> tf.Tensor:
+            sizes.append(size)
+            return tf.zeros([batch_size, size], dtype)
 
         context = Context(config, _NUM_WORDS, tuple(map(str, range(_NUM_WORDS))), num_rows=1)
         # As in training, operations must not take the names of variables.
         scope = tf.name_scope("lm_network")
         with tf.Graph().as_default(), shared_variables(config, training=False), scope:
             words_TB = tf.zeros([config.num_steps, 1], tf.int32)
-            adapt(self._run)(words_TB, zero_state, context)
-        if self._state and not sizes:
+            adapt(self._run)(words_TB, create, context)
+        if not sizes:
             raise UserError(
                 f"tf1.network: the program calls no zero_state of a cell, so {self._state} would"
                 " not reach the next window: define state_shapes and build_logits with tf1.fed"
@@ -56,15 +72,7 @@ class Network:
         self, inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         parts = iter(state.values())
-        states: dict[Any, Any] = {}
-
-        def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
-            if cell not in states:
-                own = [next(parts) for _ in tf.nest.flatten(cell.state_size)]
-                states[cell] = tf.nest.pack_sequence_as(cell.state_size, own)
-            return states[cell]
-
-        logits, last = self._run(inputs_TB, zero_state, context)
+        logits, last = self._run(inputs_TB, lambda *_: next(parts), context)
         steps, rows = inputs_TB.shape.as_list()
         if logits.shape.rank == 3 and logits.shape.as_list()[:2] == [steps, rows] != [rows, steps]:
             raise UserError(
@@ -82,9 +90,20 @@ class Network:
         return tf.transpose(logits_BTV, [1, 0, 2]), dict(zip(state, last))
 
     def _run(
-        self, inputs_TB: tf.Tensor, zero_state: Callable, context: Context
+        self, inputs_TB: tf.Tensor, state_part: Callable, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return the logits and the parts of the last state of the program's model."""
+        """Return the logits and the parts of the last state of the program's model.
+
+        `state_part` returns the next part of the initial state for a batch size, a size and a type.
+        """
+        states: dict[Any, Any] = {}
+
+        def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
+            if cell not in states:  # A program may request the state of a cell twice.
+                own = [state_part(batch_size, n, dtype) for n in tf.nest.flatten(cell.state_size)]
+                states[cell] = tf.nest.pack_sequence_as(cell.state_size, own)
+            return states[cell]
+
         call = current_call()
         call.words, call.logits = tf.transpose(inputs_TB), None
         with contextlib.ExitStack() as stack:

@@ -18,13 +18,13 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 from lm.files import short_name
-from lm.tf1 import old_python
+from lm.tf1 import calls, old_python
 from lm.tf1.inert import HOROVOD, Inert, up_to_the_optimizer
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.code import add_loaded
@@ -33,26 +33,51 @@ from lm.user.loaded_files import LoadedFiles, current_files
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 
 
-class Options(NamedTuple):
-    """The options of `lm.tf1.load`."""
+@calls.v1_behavior()
+def load(
+    path: str,
+    root: str | Sequence[str] | None = None,
+    stubs: Sequence[str] = (),
+    before: Callable[[types.ModuleType], None] | None = None,
+) -> types.ModuleType:
+    """Load a Python file. In this file, `import tensorflow` imports `tensorflow.compat.v1`.
 
-    root: str | Sequence[str] | None = None
-    stubs: Sequence[str] = ()
-    before: Callable[[types.ModuleType], None] | None = None
+    Flags of `tf.flags` have their default values, and the command line is empty. To replace the
+    functions or flags of the returned module, assign to its attributes, for example
+    `model.FLAGS.width = 200`. Paths are absolute, or relative to the config file.
 
-
-def load(path: str, options: Options, files: LoadedFiles) -> types.ModuleType:
-    """Load the file with this path relative to the config file; see `lm.tf1.load`."""
-    program, name, prefix = _find(path, options, files)
+    Args:
+      path: The path of the file.
+      root: The directory, or the directories, whose modules are loaded in the same way when the
+        file imports them. The default is the directory of the file.
+      stubs: Names of packages, or of modules of the program, that the program imports but the
+        network does not use. They need not be installed.
+      before: A function that is called before the file runs. Its argument is the module
+        `tensorflow` of the program.
+    """
+    files = current_files("tf1.load is called")
+    program, name, prefix = _find(path, root, stubs, before, files)
     with _empty_command_line(path):
         module = importlib.import_module(f"{program.package}.{name}")
     program.record(prefix, files)
     return module
 
 
-def script(path: str, options: Options, files: LoadedFiles) -> Callable[..., types.SimpleNamespace]:
-    """Return a function that runs the file up to its optimizer; see `lm.tf1.script`."""
-    program, name, prefix = _find(path, options, files)
+@calls.v1_behavior()
+def script(
+    path: str,
+    root: str | Sequence[str] | None = None,
+    stubs: Sequence[str] = (),
+    before: Callable[[types.ModuleType], None] | None = None,
+) -> Callable[..., types.SimpleNamespace]:
+    """Return a function that executes a file. The file builds its graph at the top level.
+
+    Each call executes the file until it creates an optimizer or a session, and returns the
+    variables of the file. Variables that are passed to the call, such as `batch_size=rows`, keep
+    their values even if the file assigns to them. The arguments are the same as for `load`.
+    """
+    files = current_files("tf1.script is called")
+    program, name, prefix = _find(path, root, stubs, before, files)
     spec = importlib.util.find_spec(f"{program.package}.{name}")
     code = spec.loader.get_code(spec.name)
 
@@ -102,12 +127,19 @@ def _empty_command_line(path: str) -> Iterator[None]:
         sys.argv = arguments
 
 
-def _find(path: str, options: Options, files: LoadedFiles) -> tuple[_Program, str, str]:
+def _find(
+    path: str,
+    root: str | Sequence[str] | None,
+    stubs: Sequence[str],
+    before: Callable[[types.ModuleType], None] | None,
+    files: LoadedFiles,
+) -> tuple[_Program, str, str]:
     """Return the program of a file, the name of its module, and the first root directory."""
+    files.adapt = calls.adapt
     found = files.find(path)
     if not os.path.isfile(found):
         raise UserError(f"{path} is not at {found}; give a path relative to the config file")
-    root = os.path.dirname(path) if options.root is None else options.root
+    root = os.path.dirname(path) if root is None else root
     roots = [root] if isinstance(root, str) else list(root)
     directories = [files.find(directory) for directory in roots]
     paths = [os.path.relpath(found, directory) for directory in directories]
@@ -119,9 +151,9 @@ def _find(path: str, options: Options, files: LoadedFiles) -> tuple[_Program, st
     if package not in _programs:
         _programs[package] = _Program(package, directories)
     program = _programs[package]
-    program.stubs.update(options.stubs)
-    if options.before:
-        options.before(program.tensorflow)
+    program.stubs.update(stubs)
+    if before:
+        before(program.tensorflow)
     name = min(inside, key=len).removesuffix(".py").replace(os.sep, ".")
     return program, name, roots[0]
 
