@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
 from lm.tf1.call import see_logits
-from lm.tf1.namespace import Missing, Namespace
+from lm.tf1.namespace import Namespace
 
 _REPLACEMENTS = {  # keys are names, or the modules of replaced names
     "contrib.layers.batch_norm": "tf.layers.batch_normalization",
@@ -38,11 +39,33 @@ NEST = Namespace("nest", nest, is_sequence=nest.is_nested)
 _TINY = 1e-12  # avoids a division by zero, as in tf.contrib
 
 
-def fix_of(name: str) -> str:
+def _fix_of(name: str) -> str:
     """Return the replacement of a name that TensorFlow 2 does not have."""
     while name and name not in _REPLACEMENTS:
         name = name.rpartition(".")[0]
     return _REPLACEMENTS.get(name, _OTHERS)
+
+
+class Missing:
+    """A name that TensorFlow 2 does not have. It can be imported, and fails when it is called."""
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Missing:
+        if name.startswith("_"):  # Python looks for optional names
+            raise AttributeError(name)
+        return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}"))
+
+    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+        fix = _fix_of(self.__name__)
+        raise UserError(f"tf.{self.__name__} does not exist in TensorFlow 2; use {fix}")
+
+    def __mro_entries__(self, bases: tuple) -> tuple:
+        return (type(self.__name__, (), {"__init__": self}),)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return False
 
 
 class _Part(Namespace):
@@ -56,16 +79,22 @@ class _Part(Namespace):
         return super().__getattr__(name)
 
     def _missing(self, name: str) -> Any:
-        return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}", fix_of))
+        return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}"))
 
 
 class _Cells(_Part):
-    """The module `tf.contrib.rnn`, which needs tf_keras for some of its cells."""
+    """The module `tf.contrib.rnn` and the internal modules of cells, with their private names."""
 
-    def __getattr__(self, name: str) -> Any:
+    def _missing(self, name: str) -> Any:
         if name in ("NASCell", "LayerNormBasicLSTMCell"):
             return getattr(importlib.import_module("lm.tf1.cells"), name)
-        return super().__getattr__(name)
+        with contextlib.suppress(ModuleNotFoundError):
+            from tf_keras.src.layers.rnn import legacy_cells
+
+            for found in (name, name.removeprefix("_")):  # classes were private in some versions
+                if hasattr(legacy_cells, found):
+                    return getattr(legacy_cells, found)
+        return super()._missing(name)
 
 
 class Contrib(_Part):

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Callable
-from typing import Any, NoReturn
-
-from lm.errors import UserError
+from typing import Any
 
 
 class Namespace(types.ModuleType):
@@ -56,28 +53,3 @@ class Package(Namespace):
             return self._add(name, importlib.import_module(f"{self.__name__}.{name}"))
         except ModuleNotFoundError:
             return super()._missing(name)
-
-
-class Missing:
-    """A name that TensorFlow 2 does not have. It can be imported, and fails when it is called.
-
-    `fix_of` returns the replacement of a full name, such as `contrib.opt.AdamWOptimizer`.
-    """
-
-    def __init__(self, name: str, fix_of: Callable[[str], str]):
-        self.__name__, self._fix_of = name, fix_of
-
-    def __getattr__(self, name: str) -> Missing:
-        if name.startswith("_"):  # Python looks for optional names
-            raise AttributeError(name)
-        return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}", self._fix_of))
-
-    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
-        fix = self._fix_of(self.__name__)
-        raise UserError(f"tf.{self.__name__} does not exist in TensorFlow 2; use {fix}")
-
-    def __mro_entries__(self, bases: tuple) -> tuple:
-        return (type(self.__name__, (), {"__init__": self}),)
-
-    def __instancecheck__(self, value: Any) -> bool:
-        return False

@@ -1,7 +1,6 @@
 """The module `tensorflow` of TF 1.x: `tensorflow.compat.v1` with the names that it lost."""
 
 import collections
-import contextlib
 import functools
 import inspect
 import types
@@ -25,8 +24,8 @@ from tensorflow.python.ops import (
 from lm.errors import UserError
 from lm.tf1 import calls, feeds, inert
 from lm.tf1.call import current_call, see_logits
-from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, fix_of, legacy_seq2seq
-from lm.tf1.namespace import Missing, Namespace, Package
+from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, Missing, legacy_seq2seq
+from lm.tf1.namespace import Namespace, Package
 
 _REAL = ("python", "core", "tools")  # packages that still exist
 _RENAMED = {  # names of TF 0.x
@@ -46,6 +45,12 @@ _CROSS_ENTROPIES = (
     "softmax_cross_entropy_with_logits",
     "sparse_softmax_cross_entropy_with_logits",
     "sigmoid_cross_entropy_with_logits",
+)
+_EstimatorSpec = collections.namedtuple(
+    "EstimatorSpec",
+    "mode predictions loss train_op eval_metric_ops export_outputs training_chief_hooks"
+    " training_hooks scaffold evaluation_hooks prediction_hooks",
+    defaults=[None] * 10,
 )
 
 
@@ -79,7 +84,12 @@ class TensorFlow(Namespace):
             scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
-            estimator=_Estimator("tensorflow.estimator", Missing("estimator", fix_of)),
+            estimator=Namespace(
+                "tensorflow.estimator",
+                Missing("estimator"),
+                ModeKeys=types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer"),
+                EstimatorSpec=_EstimatorSpec,
+            ),
             flags=self._flags,
             app=Namespace("tensorflow.app", tf.app, flags=self._flags),
             models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, nn.seq2seq)),
@@ -99,7 +109,7 @@ class TensorFlow(Namespace):
         ops.array_ops.concat, ops.array_ops.split = _concat, _split  # see TF 0.x
         self.python.framework.ops = Namespace(framework_ops.__name__, framework_ops, self)
         for name in RNN_CELLS:  # moved to Keras
-            setattr(ops, name, _InternalCells(f"tensorflow.python.ops.{name}", self.nn.rnn_cell))
+            setattr(ops, name, self.contrib.rnn)
         self.python.training.training_ops = _TrainingOps("training_ops", gen_training_ops)
         self.python.util.nest = NEST
         self.python.tf2 = Namespace("tensorflow.python.tf2", tf2, enabled=lambda: False)
@@ -117,31 +127,6 @@ class TensorFlow(Namespace):
         if name == "absl.flags" and module is absl.flags:
             return self._flags
         return Namespace("absl", module, flags=self._flags)
-
-
-class _InternalCells(Namespace):
-    """A module of the classes of cells, which needs tf_keras for names that are not in tf.nn."""
-
-    def _missing(self, name: str) -> Any:
-        with contextlib.suppress(ModuleNotFoundError):
-            from tf_keras.src.layers.rnn import legacy_cells
-
-            if hasattr(legacy_cells, found := {"_LayerRNNCell": "LayerRNNCell"}.get(name, name)):
-                return getattr(legacy_cells, found)
-        return super()._missing(name)
-
-
-class _Estimator(Namespace):
-    """The module `tf.estimator`, which only has what a model function needs."""
-
-    ModeKeys = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
-
-    EstimatorSpec = collections.namedtuple(
-        "EstimatorSpec",
-        "mode predictions loss train_op eval_metric_ops export_outputs training_chief_hooks"
-        " training_hooks scaffold evaluation_hooks prediction_hooks",
-        defaults=[None] * 10,
-    )
 
 
 class _TrainingOps(Namespace):
