@@ -70,11 +70,11 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
     if not call:
         return tf.placeholder(dtype, shape, name)
     dtype = tf.as_dtype(dtype)
-    if not call.placeholders and call.words is not None and dtype.is_integer:
+    if call.placeholders:
+        return _converted(call.placeholders.pop(0), dtype, shape, name or "")
+    if call.words is not None and dtype.is_integer:
         return _converted(call.words, dtype, shape, name or "")
-    if not call.placeholders:
-        return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
-    return _converted(call.placeholders.pop(0), dtype, shape, name or "")
+    return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
 
 
 def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> tf.Tensor:

@@ -55,24 +55,20 @@ class Inert:
     __iter__ = __len__ = __getitem__ = __float__ = __int__ = __array__ = _no_value
 
 
-class _Horovod(Namespace):
-    """A package `horovod` with one rank. A loaded program does not exchange any values itself."""
-
-    def __init__(self):
-        super().__init__("horovod")
-        for name in ("rank", "local_rank", "cross_rank"):
-            setattr(self, name, lambda: 0)
-        for name in ("size", "local_size", "cross_size"):
-            setattr(self, name, lambda: 1)
-        for name in ("DistributedOptimizer", "allreduce", "broadcast"):
-            setattr(self, name, lambda value, *arguments, **options: value)
-        self.tensorflow = self.keras = self
-
-    def _missing(self, name: str) -> Any:
-        return self.__dict__.setdefault(name, Inert(f"hvd.{name}"))
+def _horovod() -> Inert:
+    """Return a package `horovod` with one rank: a loaded program does not exchange any values."""
+    hvd = Inert("hvd")
+    for name in ("rank", "local_rank", "cross_rank"):
+        setattr(hvd, name, lambda: 0)
+    for name in ("size", "local_size", "cross_size"):
+        setattr(hvd, name, lambda: 1)
+    for name in ("DistributedOptimizer", "allreduce", "broadcast"):
+        setattr(hvd, name, lambda value, *arguments, **options: value)
+    hvd.tensorflow = hvd.keras = hvd
+    return hvd
 
 
-HOROVOD = _Horovod()
+HOROVOD = _horovod()
 
 
 def parts_of_tensorflow() -> dict[str, Any]:

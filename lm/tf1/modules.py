@@ -8,7 +8,7 @@ equal names can be loaded together. Its modules have a separate `__import__`, wh
 from __future__ import annotations
 
 import builtins
-import collections.abc
+import collections
 import contextlib
 import importlib
 import importlib.abc
@@ -95,26 +95,14 @@ def script(
     return run
 
 
-class _Names(collections.abc.MutableMapping):
+class _Names(collections.UserDict):
     """The names of a script at its top level. Some keep the values of the config file."""
 
     def __init__(self, names: dict[str, Any], kept: Mapping[str, Any]):
-        self._names, self._kept = names, kept
-
-    def __getitem__(self, name: str) -> Any:
-        return self._names[name]
+        self.data, self._kept = names, kept
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._names[name] = self._kept.get(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        del self._names[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        self.data[name] = self._kept.get(name, value)
 
 
 @contextlib.contextmanager
