@@ -26,10 +26,10 @@ class Audit:
         """Return the shape and the type of each part of the result of `state_shapes`."""
         return {name: (shape, "float32") for name, shape in found.items()}
 
-    def build(self, call: Any, build: Callable[[], tuple]) -> tuple:
+    def build(self, build: Callable[[], tuple], name: str, *call: Any) -> tuple:
         """Return `build()`: the results of a function, and the variables that it used by name.
 
-        `call` is a `NetworkCall` of `lm/model/network.py`.
+        `call` contains the shape of the first result, the inputs and the context of the call.
         """
         return build()
 

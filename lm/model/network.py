@@ -10,7 +10,7 @@ X is H for outputs and V for logits.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -27,17 +27,6 @@ State = Mapping[str, tf.Tensor]  # recurrent state by name, [B, ...]
 Built = tuple[tf.Tensor, State]  # outputs, logits or losses, and the state after the window
 
 _LSTM = {"state_shapes": lstm.state_shapes, "build_outputs": lstm.build_outputs}
-
-
-class NetworkCall(NamedTuple):
-    """A call of a function of a network, for the audit of user-defined networks."""
-
-    name: str  # name of the function
-    shape: Sequence[int | None]  # shape of the first result; None means an unknown B or any units
-    words: Sequence[tf.Tensor]  # the first arguments: token IDs
-    context: Context  # the last argument
-    state_parts: Mapping[str, tuple[Sequence[int], str]]  # shape and type of the state by name
-    reserved: set[str]  # names that the variables of the network cannot have
 
 
 class Network:
@@ -124,9 +113,6 @@ class Network:
         context: Context,
     ) -> Built:
         """Call a function of the network. `shape` is the shape of the first result."""
-        reserved = {f"state/{part}" for part in self.state_shapes}
-        if name == "build_outputs":
-            reserved |= self.output_layer.variable_names
 
         def build() -> tuple[Built, Mapping[str, tf.Variable]]:
             # Use a separate name scope: if an operation took the name of a variable, the variable
@@ -138,8 +124,7 @@ class Network:
             collected(context).is_built = True
             return found, used
 
-        call = NetworkCall(name, shape, words, context, self.state_parts, reserved)
-        found, used = self.audit.build(call, build)
+        found, used = self.audit.build(build, name, shape, words[0], context)
         self.output_layer.connect(used, context)
         return found
 

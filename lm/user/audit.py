@@ -15,7 +15,7 @@ from lm import logger
 from lm.errors import UserError
 from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate, collected
-from lm.model.network import Built, Network, NetworkCall
+from lm.model.network import Built, Network
 from lm.model.variables import check_no_graph_seed, operations_behind
 from lm.user.code import place
 from lm.user.failures import PYTHON_OPS, hint_for_words
@@ -57,25 +57,33 @@ class UserAudit(Audit):
         return checked_state(self._path, found)
 
     def build(
-        self, call: NetworkCall, build: Callable[[], tuple[Any, Mapping[str, tf.Variable]]]
+        self,
+        build: Callable[[], tuple[Any, Mapping[str, tf.Variable]]],
+        name: str,
+        shape: Sequence[int | None],
+        inputs_TB: tf.Tensor,
+        context: Context,
     ) -> tuple[Built, Mapping[str, tf.Variable]]:
-        where, context = f"{self._path}: {call.name}", call.context
+        where, state_parts = f"{self._path}: {name}", self._network.state_parts
         before, there = set(tf.global_variables()), operations()
         with products_in(context.ops.precision):
             found, used = build()
         for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
             context.add_loss(loss)
-        what = call.name.removeprefix("build_")
+        what = name.removeprefix("build_")
         try:
-            top, after = checked_result(where, found, what, call.shape, call.state_parts)
+            top, after = checked_result(where, found, what, shape, state_parts)
         except UserError as error:
-            raise UserError(f"{error}{hint_for_words(call.words[0], context)}") from error
+            raise UserError(f"{error}{hint_for_words(inputs_TB, context)}") from error
         created = {variable.op.name for variable in set(tf.global_variables()) - before}
         made, results = _made_since(there), [top, *after.values(), *collected(context).added_losses]
         unneeded = _find_unneeded(used, results)
-        first_used, first_unneeded = self._first_used.setdefault(call.name, (set(used), unneeded))
+        first_used, first_unneeded = self._first_used.setdefault(name, (set(used), unneeded))
         sometimes = first_used.symmetric_difference(used) - first_unneeded - unneeded
-        check_variables(where, used, created, call.reserved, sometimes)
+        reserved = {f"state/{part}" for part in state_parts}
+        if name == "build_outputs":
+            reserved |= self._network.output_layer.variable_names
+        check_variables(where, used, created, reserved, sometimes)
         _omit_weights(created & unneeded, unneeded, used)
         if context.training:
             check_training(where, context)
@@ -287,17 +295,14 @@ def check_training(where: str, context: Context) -> None:
     config, penalty = context.config, context.config.activation_penalty
     if config.num_steps > 1:
         penalty = penalty or config.temporal_activation_penalty
-    if penalty and "penalize" not in collected(context).called:
-        raise UserError(
-            f"{where} does not call context.penalize, which activation_penalty and"
-            " temporal_activation_penalty need"
-        )
-    if config.reset_state != "never" and "kept_state" not in collected(context).called:
-        raise UserError(f"{where} does not call context.kept_state, which reset_state needs")
-    if config.recurrent_keep_prob < 1 and "drop_weights" not in collected(context).called:
-        raise UserError(
-            f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"
-        )
+    needs = {
+        "penalize": (penalty, "activation_penalty and temporal_activation_penalty need"),
+        "kept_state": (config.reset_state != "never", "reset_state needs"),
+        "drop_weights": (config.recurrent_keep_prob < 1, "recurrent_keep_prob needs"),
+    }
+    for method, (is_needed, settings) in needs.items():
+        if is_needed and method not in collected(context).called:
+            raise UserError(f"{where} does not call context.{method}, which {settings}")
 
 
 def _check_global_step(where: str, made: Nodes) -> None:
