@@ -1,8 +1,9 @@
 """Gated convolutions of words (Dauphin et al. 2017, arXiv:1612.08083) with a sampled softmax.
 
 There is no state. The losses are those of Jozefowicz et al. (2016, arXiv:1602.02410). The words of
-a micro-batch share the candidates, which are drawn with replacement from a log-uniform distribution
-of the token IDs. The inputs have batch normalization, whose statistics belong to a micro-batch.
+a micro-batch share the candidates, which are drawn without replacement from a log-uniform
+distribution of the token IDs. The inputs have batch normalization, whose statistics belong to a
+micro-batch.
 """
 
 import tensorflow.compat.v1 as tf
@@ -81,32 +82,14 @@ def build_losses(inputs_TB, targets_TB, state, context):
     weights_HV, bias_V = context.output_layer(units)
     outputs_NH, targets_N = tf.reshape(outputs_TBH, [-1, units]), tf.reshape(targets_TB, [-1])
     if context.training:
-        losses_N = _sampled_losses(outputs_NH, weights_HV, bias_V, targets_N, context)
+        labels_N1 = tf.cast(targets_N, tf.int64)[:, None]
+        losses_N = tf.nn.sampled_softmax_loss(
+            tf.transpose(weights_HV), bias_V, labels_N1, outputs_NH, CANDIDATES, context.vocab_size,
+            sampled_values=context.sample_candidates(labels_N1, CANDIDATES),
+        )  # fmt: skip
     else:
         logits_NV = tf.matmul(outputs_NH, weights_HV) + bias_V
         losses_N = tf.nn.sparse_softmax_cross_entropy_with_logits(
             labels=targets_N, logits=logits_NV
         )
     return tf.reshape(losses_N, tf.shape(targets_TB)), after
-
-
-def _sampled_losses(outputs_NH, weights_HV, bias_V, targets_N, context):
-    """Correct logits by the expected counts (Bengio & Senecal 2008), and mask accidental hits."""
-    log_range = tf.math.log(tf.cast(context.vocab_size + 1, tf.float32))
-    uniform_C = tf.random.stateless_uniform([CANDIDATES], context.seed())
-    candidates_C = tf.cast(tf.exp(uniform_C * log_range), tf.int32) - 1
-    candidates_C = tf.clip_by_value(candidates_C, 0, context.vocab_size - 1)
-
-    def log_count(words):
-        first = tf.cast(words, tf.float32) + 1
-        return tf.math.log(CANDIDATES * tf.math.log((first + 1) / first) / log_range)
-
-    words = tf.concat([targets_N, candidates_C], axis=0)
-    weights = tf.gather(tf.transpose(weights_HV), words)
-    logits = tf.gather(bias_V, words) - log_count(words)
-    own_NH, drawn_CH = tf.split(weights, [tf.size(targets_N), CANDIDATES])
-    own_N, drawn_C = tf.split(logits, [tf.size(targets_N), CANDIDATES])
-    own_N += tf.reduce_sum(outputs_NH * own_NH, axis=1)
-    drawn_NC = tf.matmul(outputs_NH, drawn_CH, transpose_b=True) + drawn_C
-    drawn_NC -= 1e9 * tf.cast(tf.equal(candidates_C, targets_N[:, None]), tf.float32)
-    return tf.reduce_logsumexp(tf.concat([own_N[:, None], drawn_NC], axis=1), axis=1) - own_N

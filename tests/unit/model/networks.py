@@ -112,6 +112,28 @@ def train_graph(network, threads=1, in_one_window=False):
     return graph, WindowRunner(graph.window, rows, threads)
 
 
+def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=V):
+    """Return all variables and the recurrent state after some steps on one process."""
+    config = functions.resolve(config)
+    words = np.random.default_rng(0).integers(0, vocab_size, [100, config.batch_size])
+    rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
+    windows = rows.first_micro_batches(at_once)
+    division = Division(windows, threads, not functions.is_built_in or windows != rows)
+    with tf.Graph().as_default():
+        tokens = ["<eos>", *map(str, range(1, vocab_size))]
+        network = Network(config, vocab_size, functions, tokens)
+        graph = build_train_graph(network, Communicator(), division)
+        runner = WindowRunner(graph.window, rows, threads)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(steps):
+                at = slice(step * config.num_steps, (step + 1) * config.num_steps + 1)
+                inputs, targets = words[at][:-1], words[at][1:]
+                result = run_step(session.run, graph, runner, inputs, targets, 0.5)
+            values = session.run({v.op.name: v for v in tf.global_variables()})
+    return {**values, **runner.state, "nats": np.array(result.nll.nats)}
+
+
 def train_and_evaluate(file, **fields):
     """Build the graphs of a training run, and return the losses of five steps."""
     config = dataclasses.replace(file.config, **fields)

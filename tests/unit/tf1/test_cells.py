@@ -4,8 +4,7 @@ import numpy as np
 
 from lm.user.trial_run import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
-from tests.unit.tf1.test_functions import needs_tf_slim
-from tests.unit.tf1.test_semantics import run_in_training
+from tests.unit.tf1.conftest import needs_tf_slim, outputs_of
 
 pytestmark = needs_tf_keras
 
@@ -28,16 +27,16 @@ def build(x, is_training):
         x = tf.keras.layers.Dense(4, name="top")(x)
     x = tf.keras.layers.Dropout(0.3)(Scale()(x), training=is_training)
     return tf.keras.layers.Dense(4)(x)
-""".replace("from tensorflow.python.keras.layers import Layer\n", "")
+"""
 
 
 def test_keras_layers_share_their_variables(load, caplog):
     file = load(model=LAYERS)
     names = ("a/dense", "a/top", "dense_1")
     expected = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
-    outputs, weights = run_in_training(file)
+    outputs, weights = outputs_of(file)
     assert weights.keys() - {"embedding"} == {"scale/scale", *expected}
-    assert (outputs == run_in_training(file)[0]).all()
+    assert (outputs == outputs_of(file)[0]).all()
     assert weights["a/dense/kernel"].std() > 0.1
     losses = train_and_evaluate(file)
     assert losses[-1] < losses[0]
@@ -56,7 +55,7 @@ def build(x, is_training):
 
 def test_keras_layers_know_whether_they_train(load, caplog):
     file = load(model=IN_TRAINING)
-    outputs, _ = run_in_training(file)
+    outputs, _ = outputs_of(file)
     dropped, normalized = outputs[..., :4], outputs[..., 4:]
     assert set(np.unique(dropped)) == {0.0, 2.0}
     np.testing.assert_allclose(normalized, 0, atol=1e-5)  # all words are equal

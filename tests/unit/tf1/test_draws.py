@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
-from lm.model.context import Context
-from lm.model.network import Network
 from tests.unit.model.networks import needs_tf_keras
+from tests.unit.tf1.conftest import outputs_of
 
 pytestmark = needs_tf_keras
 
@@ -35,32 +33,16 @@ def build(x, is_training):
 """
 
 
-def outputs_of(file, step, num_words=11):
-    """Return the outputs and the initial values of the network at a step, or in evaluation."""
-    with tf.Graph().as_default() as graph, tf.Session() as session:
-        network = Network(file.config, num_words, file.functions)
-        context = Context(
-            file.config, num_words, num_rows=4, step=None if step is None else tf.constant(step)
-        )
-        outputs, _ = network.build(tf.ones([5, 4], tf.int32), {}, context)
-        assert not [op.type for op in graph.get_operations() if "seed2" in op.node_def.attr]
-        session.run(tf.global_variables_initializer())
-        weights = {v.op.name: session.run(v).tobytes() for v in tf.trainable_variables()}
-        return session.run(outputs), weights
-
-
 @pytest.mark.parametrize("text", [LAYERS, CELLS])
 def test_draws_depend_only_on_the_step(load, text):
     file = load(model=text)
-    step = np.int64(3)
-    first, weights = outputs_of(file, step)
-    again, same_weights = outputs_of(file, step)
-    np.testing.assert_array_equal(first, again)
-    assert weights == same_weights
-    other, same_weights = outputs_of(file, step + 1)
-    assert (first != other).any() and weights == same_weights
+    first, weights = outputs_of(file)
+    np.testing.assert_equal(outputs_of(file), (first, weights))
+    other, same_weights = outputs_of(file, step=4)
+    assert (first != other).any()
+    np.testing.assert_equal(same_weights, weights)
     assert ((first == 0).mean() > 0.2) == (text == CELLS)
 
 
 def test_dropout_applies_only_in_training(load):
-    assert (outputs_of(load(model=CELLS), None)[0] != 0).all()
+    assert (outputs_of(load(model=CELLS), step=None)[0] != 0).all()

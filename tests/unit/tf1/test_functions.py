@@ -1,16 +1,11 @@
 """Functions of TF 0.x and 1.x that TensorFlow 2 removed or changed."""
 
-import importlib.util
-
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.platform import tf_logging
 
 from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
-
-needs_tf_slim = pytest.mark.skipif(
-    not importlib.util.find_spec("tf_slim"), reason="run_scripts/setup.sh --dev installs tf_slim"
-)
+from tests.unit.tf1.conftest import needs_tf_slim
 
 CELLS = """
 import tensorflow as tf

@@ -9,7 +9,7 @@ from lm.model import decoding
 from lm.model.network import Network
 from lm.user.trial_run import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
-from tests.unit.tf1.test_semantics import run_in_training
+from tests.unit.tf1.conftest import outputs_of
 
 pytestmark = needs_tf_keras
 
@@ -76,7 +76,7 @@ def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monk
     plain = train_and_evaluate(load(model=PLAIN))
     file = load(second=TRAINING)
     assert train_and_evaluate(file) == plain
-    assert run_in_training(file)[1].keys() == {"embedding", "w"}
+    assert outputs_of(file)[1].keys() == {"embedding", "w"}
     for warning in (
         "second.py, line 34: the collection of tf.losses is not used",
         "the program's AdamOptimizer is not used",
@@ -141,7 +141,7 @@ def build(x, is_training):
 
 def test_the_global_step_has_its_value_in_training_only(load):
     file = load(model=STEP.format(used=""))
-    first, second = (run_in_training(file, step=step)[0] for step in (3, 5))
+    first, second = (outputs_of(file, step=step)[0] for step in (3, 5))
     np.testing.assert_allclose(second, first + 2, rtol=1e-5)
     with pytest.raises(UserError, match=r"uses the placeholder .*/global_step_outside_of_training"):
         train_and_evaluate(file)

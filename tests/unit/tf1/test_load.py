@@ -15,7 +15,7 @@ from lm.errors import UserError
 from lm.record import CorpusRecord, RunRecord, first_difference
 from lm.user.code import place
 from tests.unit.model.networks import train_and_evaluate
-from tests.unit.tf1.conftest import CONFIG
+from tests.unit.tf1.conftest import CONFIG, needs_tf_slim
 
 MODEL = """
 from __future__ import division
@@ -234,18 +234,6 @@ def test_a_missing_file_is_one_line(load):
         load()
 
 
-def test_config_files_do_not_share_a_program(tmp_path):
-    """A run would depend on the files of the other config file."""
-    flag = "import tensorflow as tf\ntf.flags.DEFINE_bool('x', 0, '')\n"
-    (tmp_path / "shared.py").write_text(flag)
-    for name in "ab":
-        (tmp_path / f"{name}_model.py").write_text("import shared\n")
-        config = CONFIG.format(path=f"{name}_model.py")
-        (tmp_path / f"{name}.py").write_text(config)
-        file = load_config_file(str(tmp_path / f"{name}.py"))
-        assert file.functions.loaded.keys() == {f"{name}_model.py", "shared.py"}
-
-
 def test_an_edited_program_is_not_trained_from_memory(load, tmp_path):
     load(model=MODEL, layers=LAYERS)
     (tmp_path / "program/layers.py").write_text(LAYERS + "# edited\n")
@@ -295,10 +283,13 @@ def test_a_copied_config_file_finds_copies_of_its_files(load, tmp_path):
     assert train_and_evaluate(copy)
 
 
+@needs_tf_slim
 def test_replaced_functions_belong_to_a_program(load):
     replaced = "model.tf.layers.dense = model.array_ops.reshape = lambda x: x\n"
+    replaced += "model.tf.contrib.layers.dense = model.tf.contrib.opt.Adam = lambda x: 2 * x\n"
     text = "import tensorflow as tf\nfrom tensorflow.python.ops import array_ops\n\n"
-    text += "def build(x, is_training):\n    return tf.layers.dense(array_ops.reshape(x))\n"
+    text += "def build(x, is_training):\n    x = tf.layers.dense(array_ops.reshape(x))\n"
+    text += "    return tf.contrib.layers.dense(tf.contrib.opt.Adam(x))\n"
     before = tf.layers.dense, array_ops.reshape
     train_and_evaluate(load(CONFIG + replaced, model=text))
     assert (tf.layers.dense, array_ops.reshape) == before

@@ -3,23 +3,10 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.model.context import Context
-from lm.model.network import Network
 from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
-from tests.unit.tf1.conftest import CONFIG
+from tests.unit.tf1.conftest import CONFIG, outputs_of
 
 pytestmark = needs_tf_keras
-
-
-def run_in_training(file, num_words=11, step=3):
-    """Return the outputs of a training step, and the initial weights by name."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        network = Network(file.config, num_words, file.functions)
-        context = Context(file.config, num_words, num_rows=4, step=tf.constant(step, tf.int64))
-        outputs, _ = network.build(tf.ones([5, 4], tf.int32), {}, context)
-        session.run(tf.global_variables_initializer())
-        weights = session.run({v.op.name: v for v in tf.trainable_variables()})
-        return session.run(outputs), weights
 
 
 DEFAULTS = """
@@ -32,7 +19,7 @@ def build(x, is_training):
 
 
 def test_the_default_initializer_is_that_of_tf1(load):
-    _, weights = run_in_training(load(model=DEFAULTS))
+    _, weights = outputs_of(load(model=DEFAULTS))
     for name, (rows, columns) in {"w": (400, 200), "dense/kernel": (4, 4)}.items():
         limit = np.sqrt(6 / (rows + columns))  # Glorot and Bengio (2010), equation 16
         assert 0.7 * limit < np.abs(weights[name]).max() <= limit
@@ -65,14 +52,14 @@ def build(x, is_training):
 
 def test_each_iteration_of_a_loop_draws_its_own_numbers(load):
     file = load(model=LOOPS)
-    outputs, _ = run_in_training(file)
+    outputs, _ = outputs_of(file)
     y, z, draws = outputs[..., :4], outputs[..., 4:8], outputs[..., 8:]
     assert (y[4] == 0).all()  # after the end of the rows
     for masks in (y[:4] == 0, z == 0):
         assert 0.2 < (masks[1:] != masks[:-1]).mean() < 0.8  # 0.5 is expected
     assert len(np.unique(draws)) == draws.size
-    assert (outputs == run_in_training(file)[0]).all()
-    assert (outputs != run_in_training(file, step=4)[0]).any()
+    assert (outputs == outputs_of(file)[0]).all()
+    assert (outputs != outputs_of(file, step=4)[0]).any()
     losses = train_and_evaluate(file)
     assert losses[-1] < losses[0]
 
@@ -135,12 +122,5 @@ def names_in_tf1(text):
 
 def test_names_of_variables_are_those_of_tf1(load):
     file = load(model=NAMES)
-    assert run_in_training(file)[1].keys() - {"embedding"} == names_in_tf1(NAMES)
+    assert outputs_of(file)[1].keys() - {"embedding"} == names_in_tf1(NAMES)
     assert train_and_evaluate(file)
-
-
-def test_assignments_to_contrib_hold(load):
-    assigned = "model.tf.contrib.layers.dense = model.tf.contrib.opt.Adam = lambda x: 2 * x\n"
-    text = "import tensorflow as tf\n\ndef build(x, is_training):\n"
-    text += "    return tf.contrib.layers.dense(tf.contrib.opt.Adam(x))\n"
-    assert train_and_evaluate(load(CONFIG + assigned, model=text))

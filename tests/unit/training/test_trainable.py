@@ -7,8 +7,7 @@ import pytest
 
 from lm.config import Config
 from lm.errors import UserError
-from tests.unit.model.networks import start_values
-from tests.unit.training.test_micro_batches import train
+from tests.unit.model.networks import start_values, train
 
 CONFIG = Config(
     num_steps=4, batch_size=16, hidden_size=6, optimizer="adam", trainable="lstm_1|bias"
