@@ -2,8 +2,8 @@
 
 A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports the
 module. `tensorflow.py` and `contrib.py` define the TensorFlow that the module imports, and
-`old_python.py` defines names of Python 2. `calls.py` prepares each call of a function of the config
-file. During these calls, `draws.py` generates random numbers, `feeds.py` passes values to
+`old_python.py` defines names of Python 2. `adapter.py` prepares each call of a function of the
+config file. During these calls, `draws.py` generates random numbers, `feeds.py` passes values to
 placeholders and initial states, and the names in `inert.py` have no effect. `models.py` defines the
 functions of a config file for frequent forms of models.
 """

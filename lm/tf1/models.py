@@ -13,8 +13,8 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.variables import shared_variables
+from lm.tf1.adapter import adapt
 from lm.tf1.call import current_call, replaced
-from lm.tf1.calls import adapt
 from lm.tf1.feeds import cell_classes
 
 _NUM_WORDS = 16  # vocabulary size of the graph that only shows the sizes of the state

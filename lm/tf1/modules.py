@@ -24,7 +24,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 from lm.files import short_name
-from lm.tf1 import calls, old_python
+from lm.tf1 import adapter, old_python
 from lm.tf1.inert import HOROVOD, Inert, up_to_the_optimizer
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.code import add_loaded
@@ -33,7 +33,7 @@ from lm.user.loaded_files import LoadedFiles, current_files
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 
 
-@calls.v1_behavior()
+@adapter.v1_behavior()
 def load(
     path: str,
     root: str | Sequence[str] | None = None,
@@ -63,7 +63,7 @@ def load(
     return module
 
 
-@calls.v1_behavior()
+@adapter.v1_behavior()
 def script(
     path: str,
     root: str | Sequence[str] | None = None,
@@ -123,7 +123,7 @@ def _find(
     files: LoadedFiles,
 ) -> tuple[_Program, str, str]:
     """Return the program of a file, the name of its module, and the first root directory."""
-    files.adapt = calls.adapt
+    files.adapt = adapter.adapt
     found = files.find(path)
     if not os.path.isfile(found):
         raise UserError(f"{path} is not at {found}; give a path relative to the config file")

@@ -22,7 +22,7 @@ from tensorflow.python.ops import (
 )
 
 from lm.errors import UserError
-from lm.tf1 import calls, feeds, inert
+from lm.tf1 import adapter, feeds, inert
 from lm.tf1.call import current_call, see_logits
 from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, Missing, legacy_seq2seq
 from lm.tf1.namespace import Namespace, Package
@@ -75,8 +75,8 @@ class TensorFlow(Namespace):
             tensorflow,
             **_RENAMED,
             **inert.parts_of_tensorflow(),
-            Variable=calls.create_variable,
-            while_loop=calls.while_loop,
+            Variable=adapter.create_variable,
+            while_loop=adapter.while_loop,
             placeholder=feeds.placeholder,
             placeholder_with_default=feeds.placeholder_with_default,
             concat=_concat,

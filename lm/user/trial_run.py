@@ -175,12 +175,13 @@ class NetworkCheck:
         num_windows = 1 if self._network.reads_words else 2  # a state carries words between them
         size = [num_windows * self._num_steps + 1, 2]
         words = self._random.integers(0, self._network.vocab_size, size)
+        starts = range(0, len(words) - 1, self._num_steps)
+        windows = [[words[i : i + self._num_steps] for i in (start, start + 1)] for start in starts]
         of_windows, state = [], self._zeros
-        for start in range(0, len(words) - 1, self._num_steps):
-            window = [words[i : i + self._num_steps] for i in (start, start + 1)]
+        for window in windows:
             _, state, losses = self._run(session, window, state)
-            of_windows.append(losses[:, :1])
-        of_window = np.concatenate(of_windows)
+            of_windows.append(losses)
+        of_window = np.concatenate(of_windows)[:, :1]
         # Subtract the mean, about log V, which is large compared to the effect of initial weights.
         mean = of_window[np.isfinite(of_window)].mean()
         if self._network.reads_words:  # Each word needs the computation of a window.
@@ -195,8 +196,8 @@ class NetworkCheck:
             for of_word in by_word
         ):
             return ""
-        _, _, without_state = self._run(session, window, self._zeros)
-        if self._zeros and not _differ(losses, without_state):
+        _, _, without_state = self._run(session, windows[-1], self._zeros)
+        if self._zeros and not _differ(of_windows[-1], without_state):
             return (
                 f"{self._network.where} ignores its state ({', '.join(self._zeros)}), so each"
                 " window starts without it: use it (with tf1.load, pass it to tf1.fed)"
