@@ -73,7 +73,7 @@ HOROVOD = _horovod()
 
 def parts_of_tensorflow() -> dict[str, Any]:
     """Return the inert names of the module `tensorflow`, and their values."""
-    # Initializers are inert, because in a loop over words they would run in each iteration.
+    # Initializers are inert, because a result that depends on them would reset the weights.
     names = (
         "Session", "InteractiveSession", "reset_default_graph", "set_random_seed",
         "global_variables_initializer", "local_variables_initializer", "variables_initializer",

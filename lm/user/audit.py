@@ -92,7 +92,7 @@ class UserAudit(Audit):
             self._find_irreproducible(where, made, results)
             updated = {update.variable.op.name for update in collected(context).updates}
             self._lost = find_lost_assignments(where, made, used, updated)
-        check_operations(where, made, used, results)
+        check_operations(where, made, results)
         self._warn_of_lost_assignment(used.keys() - unneeded)
         return (top, after), used
 
@@ -228,21 +228,18 @@ def find_updates(
     return list(found.values())
 
 
-def check_operations(
-    where: str, made: Nodes, used: Mapping[str, tf.Variable], results: Sequence[tf.Tensor]
-) -> None:
+def check_operations(where: str, made: Nodes, results: Sequence[tf.Tensor]) -> None:
     """Reject assignments that would be executed, and placeholders, in any use of the network."""
     _check_global_step(where, made)
     # Inside a loop, the inputs of the loop are placeholders too.
     in_loop = tf.get_default_graph().building_function
     executed = {op.name for op in operations_behind(*results, control_inputs=True)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
-    initializers = _initializers(used)
     for name, node in made.items():
         # Each evaluation would assign too, and each rank separately. Functions of loops and
         # conditions are not operations of the graph.
         is_executed = name in executed or name not in here
-        if _ASSIGNS.fullmatch(node.op) and is_executed and name not in initializers:
+        if _ASSIGNS.fullmatch(node.op) and is_executed:
             raise UserError(
                 f"{_with_line(where, name)} assigns to a variable ({name}): use the state to carry"
                 " values from window to window, or add the assignment to the collection UPDATE_OPS"
@@ -260,11 +257,6 @@ def check_operations(
             )
 
 
-def _initializers(used: Mapping[str, tf.Variable]) -> set[str]:
-    # tf.train.init_from_checkpoint replaces the first initializer of a variable.
-    return {v.initializer.name for v in used.values()} | {f"{name}/Assign" for name in used}
-
-
 def find_lost_assignments(
     where: str, made: Nodes, used: Mapping[str, tf.Variable], updated: set[str]
 ) -> dict[str, str]:
@@ -274,7 +266,9 @@ def find_lost_assignments(
     updates.
     """
     names = {v.handle.op: name for name, v in used.items() if name not in updated}
-    new, found = made.keys() - _initializers(used), {}
+    # tf.train.init_from_checkpoint replaces the first initializer of a variable.
+    initializers = {v.initializer.name for v in used.values()} | {f"{name}/Assign" for name in used}
+    new, found = made.keys() - initializers, {}
     for op in tf.get_default_graph().get_operations():
         is_assignment = op.name in new and _ASSIGNS.fullmatch(op.type)
         if is_assignment and (name := names.get(op.inputs[0].op)):

@@ -1,10 +1,13 @@
 """Mistakes in networks of config files are reported in one line."""
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.errors import UserError, short_message
+from lm.model.decoding import target_log_probs
+from lm.model.network import Network
 from lm.user.trial_run import check_network
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, SCOPED, V, train_and_evaluate
 
@@ -63,6 +66,9 @@ MISTAKES = {
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
         "assigns to a variable (",
+    "    w = tf.get_variable('w', [4])\n"
+    "    with tf.control_dependencies([w.initializer]):\n"
+    "        x *= w\n" + GOOD: "line 13: build_outputs assigns to a variable (w/Assign)",
     "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
         "line 13: build_outputs uses the global step, which exists only in training: use context.",
     "    w = tf.get_variable('w', [4, 4])\n"
@@ -209,6 +215,21 @@ def test_an_assignment_that_nothing_executes_is_a_warning(load, caplog, body, wa
     expected = "assigns to w, but nothing executes this assignment"
     assert caplog.text.count(f"{warning} {expected}") == bool(warning)
     assert (expected in caplog.text) == bool(warning)
+
+
+@pytest.mark.parametrize("unused", ["tf.global_variables_initializer()", "w.assign(0.5 * w)"])
+def test_an_unused_operation_does_not_change_the_weights_in_a_loop(load, unused):
+    start = f"    w = tf.get_variable('w', [4])\n    {unused}\n    x *= w\n"
+    file = load(HEADER + start + GOOD)
+    with tf.Graph().as_default(), tf.Session() as session:
+        words = tf.zeros([3, 1], tf.int32)
+        log_probs = target_log_probs(Network(file.config, V, file.functions), words, words)
+        weights = tf.trainable_variables()
+        session.run(tf.global_variables_initializer())
+        session.run([variable.assign(variable + 1.0) for variable in weights])
+        before = session.run(weights)
+        session.run(log_probs)
+        np.testing.assert_equal(session.run(weights), before)
 
 
 @pytest.mark.parametrize("seed", ["None", "1"])
