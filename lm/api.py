@@ -125,14 +125,14 @@ def open_run(
     with _opening:
         functions = load_config_file(_path(config)).functions if config else BUILT_IN
         run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
-    return TrainedRun(run, allow_changed_config_file)
+    return TrainedRun(run)
 
 
 class TrainedRun:
     """A trained run. It keeps the last generator and scorer, so that later calls are fast."""
 
-    def __init__(self, run: "Run", allow_changed_config_file: bool):
-        self._run, self._allow_changed_config_file = run, allow_changed_config_file
+    def __init__(self, run: "Run"):
+        self._run = run
         self._opened: dict[type, tuple[int, Any]] = {}  # the last generator and scorer
         self._lock = threading.Lock()  # a call may close the session of an earlier call
 
@@ -193,13 +193,9 @@ class TrainedRun:
         """
         from lm.inference.evaluator import evaluate
 
-        run = self._run
         if options.get("data_path") is not None:
             options["data_path"] = _path(options["data_path"])
-        options |= dict(functions=run.functions)
-        options |= dict(allow_changed_config_file=self._allow_changed_config_file)
-        options |= dict(opening=_opening)
-        return evaluate(run.directory, [_path(split)], run.checkpoint.path, **options)[0]
+        return evaluate(self._run, [_path(split)], opening=_opening, **options)[0]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the events of the training, for example for `pandas.DataFrame`."""

@@ -41,6 +41,7 @@ from lm.cli import program
 from lm.cli.markdown import markdown_table
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS, RunOptions
+from lm.distributed.agreement import on_all_ranks
 from lm.options import Checked, option
 from lm.tensorflow_import import import_tensorflow
 
@@ -81,14 +82,18 @@ def _parse(argv):
 
 
 def _evaluate(parsed, comm, supervisor):
-    run, options = parsed
+    open_arguments, options = parsed
     import_tensorflow()
     supervisor.timeout = options.step_timeout_seconds
     from lm.events.reporter import Heartbeat
     from lm.inference.evaluator import evaluate
+    from lm.inference.trained_run import open_run
 
     with contextlib.closing(Heartbeat(lambda: supervisor.activity)):
+        with on_all_ranks(comm):
+            run = open_run(**open_arguments)
         results = evaluate(
+            run,
             splits=[os.path.expanduser(split.strip()) for split in options.split.split(",")],
             comm=comm,
             data_path=options.data_path,
@@ -96,7 +101,6 @@ def _evaluate(parsed, comm, supervisor):
             token_dtype=options.token_dtype,
             lines=options.lines,
             supervisor=supervisor,
-            **run,
         )
     if comm.is_rank_0 and options.json:
         print(*map(json.dumps, results), sep="\n")

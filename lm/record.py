@@ -31,7 +31,6 @@ LOCK_FILE = ".lock"  # held by the job that writes to the directory
 # On each occasion, settings may differ if they only affect one of these; see `lm.options.option`.
 _MAY_DIFFER = {
     "resume": {"length", "evaluation", "nothing"},
-    "evaluate": {"length", "evaluation", "nothing"},
     "compare": {"length", "nothing"},
     "search": {"weights", "length", "evaluation"},
     "resume a search": {"nothing"},
@@ -141,8 +140,8 @@ def may_differ(
     """Return the names of the settings of some classes that may differ on an occasion.
 
     Args:
-      occasion: "resume" a run, "evaluate" its weights, "compare" it with another run, "search" for
-        the best value, or "resume a search".
+      occasion: "resume" a run, "compare" it with another run, "search" for the best value, or
+        "resume a search".
       config: The fields of the run's `Config`. The length affects the weights if the learning rate
         depends on the length.
       follows_validation: Whether the training depends on the perplexities of the evaluation.

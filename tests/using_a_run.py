@@ -19,7 +19,7 @@ def check_commands_agree(run, functions, corpora, tmp_path, text="embedded/test.
     sentence = (corpora / text).read_text().splitlines()[0]
     (tmp_path / "one.txt").write_text(sentence + "\n")
     texts = [str(tmp_path / "one.txt")]
-    (evaluated,) = evaluate(str(run), texts, eval_batch_size=1, functions=functions)
+    (evaluated,) = evaluate(opened, texts, eval_batch_size=1)
     (score,) = Scorer(opened, 2).score([sentence])
     assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
     how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True)

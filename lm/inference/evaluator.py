@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,9 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
 from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError, UserError
-from lm.functions import BUILT_IN, NetworkFunctions
 from lm.inference.lines import read_source
 from lm.inference.scorer import Scorer
-from lm.inference.trained_run import Run, open_run, open_session
+from lm.inference.trained_run import Run, open_session
 from lm.model.evaluation import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
@@ -33,18 +32,15 @@ from lm.tokens.text import sha256_of_text
 
 
 def evaluate(
-    directory: str,
+    run: Run,
     splits: Sequence[str],
-    checkpoint: str = "last",
     comm: Communicator | None = None,
     data_path: str | None = None,
     eval_batch_size: int | None = None,
     token_dtype: str | None = None,
     lines: bool = False,
-    functions: NetworkFunctions = BUILT_IN,
     supervisor: Supervisor | None = None,
     opening: contextlib.AbstractContextManager | None = None,
-    **open_options: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on splits or text files. All ranks must call this function together.
 
@@ -57,8 +53,7 @@ def evaluate(
       lines: Whether each line starts with an empty state, as in `Scorer`. The ranks divide the
         lines among themselves.
       supervisor: Ends this rank if another rank hangs; None for a new supervisor.
-      opening: A context manager, such as a lock, that is held while the run is opened, or None.
-      **open_options: Other arguments of `open_run`.
+      opening: A context manager, such as a lock, that is held until the graph is built, or None.
 
     Returns:
       For each split, the fields that `lm/evaluate.py` documents. All ranks return the same values.
@@ -67,8 +62,7 @@ def evaluate(
     given = {"eval_batch_size": eval_batch_size, "token_dtype": token_dtype}
     given = {name: value for name, value in given.items() if value is not None}
     with opening or contextlib.nullcontext():
-        device = start_tensorflow(comm, divides_operations=functions.is_built_in)
-        run = _open_on_all_ranks(comm, directory, checkpoint, functions, open_options)
+        device = start_tensorflow(comm, divides_operations=run.functions.is_built_in)
         with on_all_ranks(comm):
             run = run._replace(config=replaced(run.config, **given))
             texts = [load_text(run, split, data_path) for split in splits]
@@ -76,7 +70,7 @@ def evaluate(
                 scorer = Scorer(run, run.config.eval_batch_size, device=device)
                 session: Any = contextlib.closing(scorer)
             else:
-                num_threads = 1 if functions.is_built_in else device.inter_op
+                num_threads = 1 if run.functions.is_built_in else device.inter_op
                 ranks = comm.rank, comm.size, True, num_threads
                 session, evaluator = open_session(
                     run, lambda network: Evaluator(network, run.tokenizer.eos_id, *ranks), device
@@ -94,24 +88,6 @@ def evaluate(
         check_agreement(comm, _facts(run, texts))
         sums = [sum_up(text) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
-
-
-def _open_on_all_ranks(
-    comm: Communicator,
-    directory: str,
-    checkpoint: str,
-    functions: NetworkFunctions,
-    options: Mapping[str, Any],
-) -> Run:
-    """Open a run at the checkpoint that rank 0 finds.
-
-    If the run is still training, other ranks may see a newer checkpoint.
-    """
-    with on_all_ranks(comm):
-        first = comm.is_rank_0 and open_run(directory, checkpoint, functions, **options)
-    directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
-    with on_all_ranks(comm):
-        return first or open_run(directory, checkpoint, functions, **options)
 
 
 class Text(NamedTuple):
@@ -141,7 +117,7 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     if not is_given:
         sha256 = {name: sha256_of_text(source.parts) for name, source in sources.items()}
         record = corpus_record(kind, data_path, sha256, run.tokenizer)
-        if record.sha256 != run.record.corpus.sha256:
+        if record.sha256 != run.checkpoint.manifest.record.corpus.sha256:
             raise UserError(
                 f"the corpus in {data_path} has changed since the training of {run.directory}: to"
                 f" use the changed corpus anyway, add --data_path {data_path}"
@@ -185,6 +161,8 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks."""
     return {
         **dataclasses.asdict(run.config),
+        # If the run is still training, some ranks may have opened a newer checkpoint.
+        "the step of the checkpoint": run.checkpoint.manifest.step,
         "checkpoint": run.checkpoint.manifest.files,
         "config file (SHA-256)": run.functions.sha256,
         "vocabulary": run.tokenizer.sha256,

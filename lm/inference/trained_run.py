@@ -17,12 +17,9 @@ from lm.errors import RunError, UserError
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.record import (
-    RUN_FILE,
-    RunRecord,
     first_difference,
     from_json,
     load_existing_record,
-    may_differ,
     missing_config_file,
     run_with,
 )
@@ -40,7 +37,6 @@ class Run(NamedTuple):
     config: Config
     tokenizer: Tokenizer
     checkpoint: Checkpoint
-    record: RunRecord
     functions: NetworkFunctions = BUILT_IN
 
 
@@ -61,43 +57,29 @@ def open_run(
     """
     if checkpoint == "last" and os.path.exists(os.path.join(directory, MANIFEST)):
         checkpoint, directory = directory, run_with(directory)
-    record = load_existing_record(directory)
+    load_existing_record(directory)  # raises an error if the directory is not a run
+    found = store.find(directory, checkpoint)
+    record = found.manifest.record
     if record.config_file and functions.sha256 is None:
         raise missing_config_file(directory, record)
-    if functions.sha256 and not record.config_file:
-        raise UserError(
-            f"{directory} was trained without a network or fields of a config file: leave out"
-            f" --config {functions.where}"
-        )
-    config = from_json(functions.config_class, record.config, os.path.join(directory, RUN_FILE))
     tokenizer = saved_tokenizer(directory)
     used = dataclasses.replace(
         record, vocabulary=tokenizer.sha256, config_file=functions.file_record
     )
-    found = store.find(directory, checkpoint)
-    _check_same_run(found, directory, used, allow_changed_config_file)
-    return Run(directory, config, tokenizer, found, record, functions)
-
-
-def _check_same_run(
-    checkpoint: Checkpoint, directory: str, used: RunRecord, allow_changed_config_file: bool
-) -> None:
-    """Reject the weights of a different run: shapes do not show settings such as forget_bias."""
-    ignored = may_differ("evaluate", Config) | {"corpus"}
-    before = checkpoint.manifest.record
-    difference = first_difference(before, used, ignored, allow_changed_config_file)
-    if difference is None:
-        return
-    name, trained, given, is_file = difference
-    if is_file:
+    difference = first_difference(record, used, files_may_differ=allow_changed_config_file)
+    if difference and difference.file:
         raise UserError(
-            f"{used.config_file.path}: {name} differs from {name} of {checkpoint.path}: restore the"
-            " file, or add --allow_changed_config_file"
+            f"{functions.where}: {difference.file} differs from {difference.file} of {found.path}:"
+            " restore the file, or add --allow_changed_config_file"
         )
-    raise UserError(
-        f"{checkpoint.path} was trained with {name} {trained!r}, and {directory} with {given!r}:"
-        " give the run of the checkpoint with --run"
-    )
+    if difference:
+        raise UserError(
+            f"{found.path} was trained with a different vocabulary than {directory}: restore"
+            " the vocabulary, or give the run of the checkpoint with --run"
+        )
+    # Use the settings of the weights: the checkpoint may belong to a different run.
+    config = from_json(functions.config_class, record.config, os.path.join(found.path, MANIFEST))
+    return Run(directory, config, tokenizer, found, functions)
 
 
 def open_session(

@@ -31,7 +31,7 @@ def export_weights(run: Run, to: str, file_format: str) -> None:
     else:
         with needs_extra("safetensors"):
             from safetensors.numpy import save
-        metadata = {"config": json.dumps(run.record.config)}
+        metadata = {"config": json.dumps(run.checkpoint.manifest.record.config)}
         content = save(weights, metadata)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)

@@ -10,6 +10,7 @@ from lm.checkpoint import store
 from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
+from lm.inference.trained_run import open_run
 from tests import fork_server
 from tests.commands import ROOT, environment, events, mpirun, run_command, train_here
 from tests.faults.jobs import config_flags, last_step, saved_steps
@@ -44,7 +45,7 @@ def test_a_diverged_run_fails(start, tmp_path, corpora):
     assert output.count("e+29 at step 2, learning rate 1e+30: lower") == 1
     assert last_step(tmp_path) == 1 and saved_steps(tmp_path) == [1]
     with pytest.raises(EveryRankError, match="This run has diverged"):
-        evaluate(str(tmp_path), ["valid"], data_path=str(corpora))
+        evaluate(open_run(tmp_path), ["valid"], data_path=str(corpora))
 
 
 def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):

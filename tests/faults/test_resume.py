@@ -10,6 +10,7 @@ from lm.checkpoint.tensors import load_arrays
 from lm.data import embedded
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
+from lm.inference.trained_run import open_run
 from lm.schedule import has_stalled
 from tests.commands import train_here
 from tests.faults.jobs import check_same_run, config_flags, events, losses, run, saved_steps
@@ -109,7 +110,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())
     # Training and lm.evaluate both use the averaged weights.
-    valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(text))
+    valid, test = evaluate(open_run(whole), ["valid", "test"], data_path=str(text))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
     names = ["embedding", "embedding/average"]
@@ -197,7 +198,7 @@ def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):
     flags += ("--max_steps", 60, "--resume", "--test_on", "best", "--distributed_eval")
     run(start, tmp_path, *flags, num_ranks=2)
     best, last = (
-        evaluate(str(tmp_path), ["test"], which, data_path=str(corpora))[0]["perplexity"]
+        evaluate(open_run(tmp_path, which), ["test"], data_path=str(corpora))[0]["perplexity"]
         for which in (first, "last")
     )
     assert events(tmp_path, "test")[0]["test_perplexity"] == best != last

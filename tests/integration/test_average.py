@@ -45,7 +45,7 @@ def test_the_mean_of_the_weights_can_be_used_but_not_resumed(tmp_path, corpora):
             np.testing.assert_array_equal(value, mean.astype(np.float32))
     mean = "average-00000007-00000009"
     text = [str(corpora / "embedded/valid.txt")]
-    (of_mean,), (of_last,) = evaluate(run, text, mean), evaluate(run, text)
+    (of_mean,), (of_last,) = (evaluate(open_run(run, name), text) for name in (mean, "last"))
     assert of_mean["perplexity"] != of_last["perplexity"]
     further = tmp_path / "further"
     train_here(

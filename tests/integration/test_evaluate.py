@@ -7,8 +7,9 @@ import pytest
 
 from lm import kernels
 from lm.inference.evaluator import evaluate
+from lm.inference.trained_run import open_run
 from tests.commands import events, run_module
-from tests.untrained import make_run, rewrite_manifest
+from tests.untrained import make_run
 
 
 def run_evaluate(run, *arguments, **options):
@@ -28,7 +29,7 @@ def single(trained, corpora):
 def stream(trained, corpora):
     """The result of the validation text as one stream."""
     path = corpora / "embedded/valid.txt"
-    return evaluate(str(trained), [str(path)], eval_batch_size=1)[0]
+    return evaluate(open_run(trained), [str(path)], eval_batch_size=1)[0]
 
 
 def test_perplexities_agree_with_training(trained, single):
@@ -52,7 +53,7 @@ def test_several_ranks_compute_the_result_of_one(trained, num_ranks, rows):
         trained, "--split", ",".join(splits), "--eval_batch_size", rows,
         num_ranks=num_ranks, timeout=240,
     )  # fmt: skip
-    alone = evaluate(str(trained), splits, eval_batch_size=rows)
+    alone = evaluate(open_run(trained), splits, eval_batch_size=rows)
     for one, many in zip(alone, several, strict=True):
         assert many["world_size"] == num_ranks and many["tokens"] == one["tokens"]
         # TensorFlow's products of different sizes are rounded differently.
@@ -64,7 +65,7 @@ def test_lines_on_two_ranks_have_the_result_of_one(trained, corpora, tmp_path):
     text = (corpora / "embedded/valid.txt").read_text().splitlines()[:50]
     (tmp_path / "text.txt").write_text("\n".join(text))
     (two,) = run_evaluate(trained, "--split", tmp_path / "text.txt", "--lines", num_ranks=2)
-    (one,) = evaluate(str(trained), [str(tmp_path / "text.txt")], lines=True)
+    (one,) = evaluate(open_run(trained), [str(tmp_path / "text.txt")], lines=True)
     assert (two["nll"], two["tokens"]) == (one["nll"], one["tokens"]) and two["world_size"] == 2
 
 
@@ -89,22 +90,3 @@ def test_the_table_counts_unknown_words(tmp_path, corpora):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert header.replace("|", " ").split()[:2] == ["split", "perplexity"]
     assert cells[0] == "valid" and int(cells[-1].replace(",", "")) > 1000
-
-
-def test_all_ranks_evaluate_the_checkpoint_of_rank_0(tmp_path, corpora):
-    """The run saves a checkpoint after rank 0 has opened the run."""
-    run, hidden = tmp_path / "run", tmp_path / "step-00000008"
-    make_run(run, corpora)
-    make_run(tmp_path / "other", corpora, seed=2)
-    (tmp_path / "other/checkpoints/step-00000007").rename(hidden)
-    manifest = json.loads((run / "checkpoints/step-00000007/manifest.json").read_text())
-    rewrite_manifest(hidden, lambda content: content.update(record=manifest["record"]))
-    rewrite_manifest(hidden, lambda content: content["progress"].update(step=8))
-    result = run_module(
-        "tests.faults.inject", f"new_checkpoint:{hidden}:{run}/checkpoints/step-00000008", "--run",
-        run, "--split", "test", "--data_path", corpora, "--json",
-        num_ranks=2, env={"INJECT_INTO": "lm.evaluate"},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["checkpoint"].endswith("step-00000007")
-    assert not hidden.exists()

@@ -89,10 +89,6 @@ def test_commands_need_the_config_file_of_the_run(run, tmp_path):
     with pytest.raises(UserError, match=r"differs from the config file of .*step-00000020"):
         open_run(run, functions=changed)
     assert open_run(run, functions=changed, allow_changed_config_file=True)
-    shutil.copytree(run, tmp_path / "plain")
-    change_record(tmp_path / "plain", config_file=None)
-    with pytest.raises(UserError, match="leave out --config"):
-        open_run(tmp_path / "plain", functions=load_config_file(str(GRU)).functions)
 
 
 BIGRAM = """

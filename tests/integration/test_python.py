@@ -10,11 +10,13 @@ import pathlib
 import random
 import re
 import signal
+import threading
 import types
 
 import numpy as np
 import pytest
 
+from lm.model.evaluation import Evaluator
 from tests.commands import ROOT, run_code
 
 SHORT = dict(
@@ -85,6 +87,23 @@ def test_two_runs_generate_at_the_same_time_in_another_directory(examples, monke
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda run: run.generate("ba", num_words=1), runs))
     assert random.random() == random.Random(3).random()
+
+
+def test_an_evaluation_does_not_block_other_threads(examples, monkeypatch):
+    has_started, may_end, compute = threading.Event(), threading.Event(), Evaluator.run
+
+    def run_later(*arguments):
+        has_started.set()
+        assert may_end.wait(60), "the evaluation blocks other threads"
+        return compute(*arguments)
+
+    monkeypatch.setattr(Evaluator, "run", run_later)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        evaluation = threads.submit(examples.run.evaluate, "test")
+        assert has_started.wait(60)
+        examples.open_run("runs/python").generate("ba", num_words=1)
+        may_end.set()
+    assert evaluation.result()["perplexity"] == examples.results["test_perplexity"]
 
 
 def test_a_score_is_the_log_probability_of_an_evaluation(examples):

@@ -50,8 +50,9 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
     directory, path = str(tmp_path / "run"), tmp_path / "text"
     write_run(directory, Config(hidden_size=24, init_scale=0.8), tokenizer)
     path.write_text(SENTENCE + "\n")
-    (found,) = evaluate(directory, [str(path)], eval_batch_size=1)
-    (score,) = Scorer(open_run(directory), 1).score([SENTENCE])
+    run = open_run(directory)
+    (found,) = evaluate(run, [str(path)], eval_batch_size=1)
+    (score,) = Scorer(run, 1).score([SENTENCE])
     assert found["tokens"] == len(score.log_probs) == num_tokens
     bits = -score.log_prob / math.log(2)
     assert found["bits_per_byte"] == pytest.approx(bits / 26)  # each é has two bytes
@@ -66,13 +67,13 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
 def test_a_split_is_evaluated_without_encoding_the_others(tmp_path):
     data_path, run = write(tmp_path / "d"), str(tmp_path / "run")
     make_run(run, data_path, corpus="files")
-    expected = evaluate(run, ["valid", "test"])
+    expected = evaluate(open_run(run), ["valid", "test"])
     shutil.rmtree(tmp_path / "d/.cache")
-    assert evaluate(run, ["valid", "test"]) == expected
+    assert evaluate(open_run(run), ["valid", "test"]) == expected
     assert not (tmp_path / "d/.cache").exists()
     (tmp_path / "d/test.txt").unlink()
     with pytest.raises(UserError, match="has no test split"):
-        evaluate(run, ["test"])
+        evaluate(open_run(run), ["test"])
 
 
 def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog):
@@ -80,7 +81,7 @@ def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog
     monkeypatch.setattr("lm.model.evaluation._LOG_SECONDS", -1)
     write_run(str(tmp_path / "run"), Config(hidden_size=2, num_steps=5), WORD)
     (tmp_path / "text").write_text("cat " * 8 + "\n")  # two windows
-    evaluate(str(tmp_path / "run"), [str(tmp_path / "text")], eval_batch_size=1)
+    evaluate(open_run(tmp_path / "run"), [str(tmp_path / "text")], eval_batch_size=1)
     lines = [line for line in caplog.messages if line.startswith("evaluated ")]
     assert len(lines) == 2 and lines[0].startswith("evaluated 50%, left 00:")
     assert lines[1] == "evaluated 100%, left 00:00"

@@ -131,7 +131,7 @@ def test_lines_and_streams_have_the_totals_of_an_evaluation(run, sentences, tmp_
     (tmp_path / "text").write_text("".join(f"{sentence}\n" for sentence in sentences))
     text = [str(tmp_path / "text")]
     for lines in (True, False):
-        (found,) = evaluate(run.directory, text, lines=lines, eval_batch_size=1)
+        (found,) = evaluate(run, text, lines=lines, eval_batch_size=1)
         scores = list(Scorer(run, 8, continuous=not lines).score(sentences))
         assert found["tokens"] == sum(len(score.ids) for score in scores)
         total = sum(score.log_prob for score in scores)
@@ -170,7 +170,7 @@ def test_nan_is_an_error(tmp_path):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
     (tmp_path / "text").write_text("w1\n")
     with pytest.raises(EveryRankError, match="so its perplexity is not finite"):
-        evaluate(str(tmp_path / "run"), [str(tmp_path / "text")])
+        evaluate(open_run(tmp_path / "run"), [str(tmp_path / "text")])
 
 
 def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(tmp_path):
@@ -186,7 +186,7 @@ def test_lines_of_exact_tokenizers_contain_all_bytes(tmp_path):
     content = b"a <eos> b\r\n\r\nc\rd\n"
     (tmp_path / "text").write_bytes(content)
     for lines in (True, False):
-        (found,) = evaluate(str(tmp_path / "run"), [str(tmp_path / "text")], lines=lines)
+        (found,) = evaluate(open_run(tmp_path / "run"), [str(tmp_path / "text")], lines=lines)
         assert found["tokens"] == len(content)
 
 

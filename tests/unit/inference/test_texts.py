@@ -1,6 +1,5 @@
 """Texts in the vocabulary of a run, and the opening of runs."""
 
-import json
 import shutil
 
 import numpy as np
@@ -16,14 +15,14 @@ from lm.inference.trained_run import Run, open_run
 from lm.tokens.tokenizers import Words
 from lm.tokens.vocabulary import Vocabulary
 from tests.limits import file_size_limit
-from tests.untrained import write_run
+from tests.untrained import rewrite_manifest, write_run
 
 WITH_UNK = Words(Vocabulary(("<eos>", "<unk>", "a", "bcd", "é")))
 WITHOUT_UNK = Words(Vocabulary(("<eos>", "a")))
 
 
 def run_of(tokenizer):
-    return Run("runs/x", Config(), tokenizer, "runs/x/checkpoints/step-00000001", record=None)
+    return Run("runs/x", Config(), tokenizer, "runs/x/checkpoints/step-00000001")
 
 
 def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
@@ -50,10 +49,11 @@ def test_token_ids_may_have_another_type_than_in_the_training(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     np.array([2, 3, 0] * 20, np.uint32).tofile(tmp_path / "ids.bin")
     path, options = [str(tmp_path / "ids.bin")], {"eval_batch_size": 1}
-    (found,) = evaluate(str(tmp_path / "run"), path, token_dtype="uint32", **options)
+    run = open_run(tmp_path / "run")
+    (found,) = evaluate(run, path, token_dtype="uint32", **options)
     assert found["tokens"] == 60
     with pytest.raises(UserError, match=r"every second value .* set --token_dtype uint32"):
-        evaluate(str(tmp_path / "run"), path, **options)
+        evaluate(run, path, **options)
 
 
 def test_a_removed_checkpoint_is_named(tmp_path):
@@ -64,12 +64,14 @@ def test_a_removed_checkpoint_is_named(tmp_path):
         Scorer(run)
 
 
-def test_weights_with_different_settings_are_rejected(tmp_path):
+def test_weights_of_another_run_are_used_with_their_settings_and_need_its_vocabulary(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     write_run(tmp_path / "other", Config(hidden_size=3, forget_bias=1.0, num_epochs=9), WITH_UNK)
-    found = tmp_path / "other/checkpoints/step-00000007"
-    with pytest.raises(UserError, match=r"was trained with forget_bias 1.0, and .*/run with 0.0"):
-        open_run(tmp_path / "run", str(found))
+    found = str(tmp_path / "other/checkpoints/step-00000007")
+    assert open_run(tmp_path / "run", found).config.forget_bias == 1.0
+    write_run(tmp_path / "without", Config(hidden_size=3), WITHOUT_UNK)
+    with pytest.raises(UserError, match=r"a different vocabulary than .*/without: restore"):
+        open_run(tmp_path / "without", found)
 
 
 def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
@@ -93,21 +95,19 @@ def test_a_checkpoint_is_found_behind_a_link_and_needs_its_run(tmp_path):
         open_run(str(tmp_path / "a/b/copy"))
 
 
-def change_record(run, change):
-    content = json.loads((run / "run.json").read_text())
-    change(content)
-    (run / "run.json").write_text(json.dumps(content))
-
-
 def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
-    change_record(tmp_path / "run", lambda record: record["config"].pop("warmup_steps"))
+
+    def change_config(change):
+        checkpoint = tmp_path / "run/checkpoints/step-00000007"
+        rewrite_manifest(checkpoint, lambda content: change(content["record"]["config"]))
+
+    change_config(lambda config: config.pop("warmup_steps"))
     assert open_run(tmp_path / "run").config.warmup_steps == Config().warmup_steps
-    change_record(tmp_path / "run", lambda record: record["config"].update(flux=1))
-    with pytest.raises(UserError, match=r"run.json was written by .*unknown field flux"):
+    change_config(lambda config: config.update(flux=1))
+    with pytest.raises(UserError, match=r"manifest.json was written by .*unknown field flux"):
         open_run(tmp_path / "run")
-    change_record(tmp_path / "run", lambda record: record["config"].pop("flux"))
-    change_record(tmp_path / "run", lambda record: record["config"].update(batch_size=0))
+    change_config(lambda config: (config.pop("flux"), config.update(batch_size=0)))
     with pytest.raises(UserError, match="batch_size must be at least 1"):
         open_run(tmp_path / "run")
 
@@ -120,7 +120,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
         ("run.json", "[]", "it must be a JSON object"),
         ("run.json", '{"config": {}}', "run.json is corrupt: .*missing 2 required"),
         ("vocabulary.txt", None, "run has neither vocabulary.txt nor tokenizer/"),
-        ("vocabulary.txt", "<eos>\nother\n", "was trained with vocabulary"),
+        ("vocabulary.txt", "<eos>\nother\n", "was trained with a different vocabulary"),
     ],
 )
 def test_a_corrupt_run_is_an_error(tmp_path, name, content, message):
