@@ -1,4 +1,4 @@
-"""The directory of an export, which appears only when it is complete."""
+"""The file or the directory of an export, which appears only when it is complete."""
 
 import contextlib
 import os
@@ -11,17 +11,17 @@ from lm.errors import RunError, UserError, error_class, short_message
 
 
 @contextlib.contextmanager
-def new_directory(to: str) -> Iterator[str]:
-    """Yield a path to write a directory to, and rename the directory at the end."""
+def new_export(to: str) -> Iterator[str]:
+    """Yield a path to write a file or a directory to, and rename it to `to` at the end."""
     if os.path.exists(to):
-        raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
+        raise UserError(f"--to {to} already exists: choose a different path, or remove it")
     parent = os.path.dirname(os.path.abspath(to))
     try:
         os.makedirs(parent, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
-            directory = os.path.join(staging, "export")
-            yield directory
-            os.rename(directory, to)
+            path = os.path.join(staging, "export")
+            yield path
+            os.rename(path, to)
     except OSError as error:
         raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
     except tf.errors.OpError as error:

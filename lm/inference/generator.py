@@ -134,15 +134,9 @@ class Generator:
             log_probs_1V, state_1S = self._run([previous], state_1S)
             log_probs_V = log_probs_1V[0].astype(np.float64)
             best = largest(log_probs_V, _NUM_EXPECTED)
-            expected = [(self._shown(each), np.exp(log_probs_V[each])) for each in best]
+            expected = [(self._name(each), np.exp(log_probs_V[each])) for each in best]
             yield Prediction(text, -log_probs_V[token] / np.log(2), expected)
             previous = token
-
-    def _shown(self, token: int) -> str:
-        """Return the characters of a token, or its name if it has no visible characters."""
-        text = self._tokenizer.decode([token])
-        is_visible = text.strip() and "\ufffd" not in text
-        return text if is_visible else self._tokenizer.tokens[token]
 
     def _name(self, token: int) -> str:
         """Return the characters of a token, or its name if other tokens have the same characters.

@@ -59,18 +59,12 @@ def _decode_lines(lines: Iterable[bytes], name: str, first: int) -> Iterator[lis
     texts = []
     for number, line in enumerate(lines, first):
         try:
-            texts.append(_decode(line, is_first=number == 1))
-        except UserError as error:
+            check_nul(line)
+            # The text may start with a byte order mark.
+            texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
             yield texts
-            raise UserError(f"{name}, line {number}: {error}") from error
+            byte = line[error.start]
+            problem = f"not UTF-8: byte 0x{byte:02x}" if byte else "it contains NUL"
+            raise UserError(f"{name}, line {number}: {problem}") from error
     yield texts
-
-
-def _decode(line: bytes, is_first: bool) -> str:
-    try:
-        check_nul(line)
-        return line.decode("utf-8-sig" if is_first else "utf-8")  # remove the byte order mark
-    except UnicodeDecodeError as error:
-        byte = line[error.start]
-        problem = f"not UTF-8: byte 0x{byte:02x}" if byte else "it contains NUL"
-        raise UserError(problem) from error

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.errors import UserError
-from lm.inference.directory import new_directory
+from lm.inference.directory import new_export
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
@@ -27,7 +27,7 @@ def export(run: Run, to: str, rows: int | None = None) -> None:
     The exported functions accept `rows` rows, or any number of rows.
     """
     tf.logging.set_verbosity(tf.logging.ERROR)  # hide the deprecation of graphs in SavedModels
-    with new_directory(to) as directory:
+    with new_export(to) as directory:
         check_words(run)
         _write(run, directory, rows)
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)

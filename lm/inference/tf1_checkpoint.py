@@ -1,6 +1,5 @@
 """Export of a run as a checkpoint of a TF 1.x program."""
 
-import collections
 import os
 
 import tensorflow.compat.v1 as tf
@@ -8,8 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import tf1_format
 from lm.checkpoint.tensors import tensor_types, weight_tensors
-from lm.errors import UserError
-from lm.inference.directory import new_directory
+from lm.inference.directory import new_export
 from lm.inference.trained_run import Run
 from lm.record import InitRecord
 
@@ -23,12 +21,6 @@ def export(run: Run, to: str) -> None:
     origin = run.checkpoint.manifest.record.init_from
     tensors, types = weight_tensors(run.checkpoint), tensor_types(run.checkpoint.path)
     names = tf1_format.program_names(tensors, run.functions, origin.rename if origin else "")
-    (most_frequent, count), *_ = collections.Counter(names.values()).most_common(1)
-    if count > 1:
-        raise UserError(
-            f"{count} weights have the name {most_frequent} in the export: correct checkpoint_name"
-            " in the config file"
-        )
     there = _types_of_origin(origin)
     copies = []
     for weight, tensor in tensors.items():
@@ -40,7 +32,7 @@ def export(run: Run, to: str) -> None:
     for name in others:
         copies.append(tf1_format.Copy(origin.tf1_checkpoint, name, name, there[name], there[name]))
     file = f"model.ckpt-{run.checkpoint.manifest.step}"
-    with new_directory(to) as directory:
+    with new_export(to) as directory:
         os.mkdir(directory)
         tf1_format.write(os.path.join(directory, file), copies)
     rest = f" and {len(others)} other variables of {origin.tf1_checkpoint}" if others else ""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -32,7 +33,10 @@ def text_part(title: str, predictions: Iterable["Prediction"]) -> Part:
         if not found.text:  # a part of a character, which the next tokens complete
             continue
         lines = [f"{bits:.2f} bits"]
-        lines += [f"{probability:6.1%}  {text}" for text, probability in found.expected]
+        lines += [
+            f"{probability:6.1%}  {json.dumps(text, ensure_ascii=False)}"
+            for text, probability in found.expected
+        ]
         share = 100 * min(bits / _FULL_BITS, 1) if math.isfinite(bits) else 100
         bits = 0.0
         tokens.append({"text": found.text, "share": f"{share:.0f}", "tip": "\n".join(lines)})
