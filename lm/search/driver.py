@@ -1,7 +1,6 @@
 """The driver: one loop that starts the jobs of trials and observes them."""
 
 import collections
-import dataclasses
 import shlex
 import signal
 import time
@@ -12,11 +11,10 @@ from optuna.trial import TrialState
 from lm import logger
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped, UserError
-from lm.search.results import progress_line, write_best
+from lm.search.results import best_command, progress_line, write_best
 from lm.search.settings import trial_dir
 from lm.search.slots import TrialSlots
 from lm.search.study import (
-    CONFIG,
     EPOCHS,
     FAILURE,
     Search,
@@ -57,7 +55,7 @@ class Driver:
                     if idle and unfinished > len(self._running):
                         self._start(idle[0])
                     for slots, (trial, job) in list(self._running.items()):
-                        if not self._is_running(trial, job):
+                        if not self._observe(trial, job):
                             self._end(trial, job, job.outcome())
                             del self._running[slots]
                     self._tick()
@@ -66,24 +64,27 @@ class Driver:
             self._report_best()
 
     def _start(self, slots: TrialSlots) -> None:
-        trial = self._search.ask()
-        if FAILURE in trial.user_attrs:
+        trial = self._study.ask()  # an interrupted trial or a new trial
+        try:
+            config = self._search.config_of(trial)
+        except UserError as error:
+            trial.set_user_attr(FAILURE, str(error))
             self._finish(trial, TrialState.FAIL)
         else:
             directory = trial_dir(self._search.directory, trial.number)
-            config = dataclasses.replace(self._search.file.config, **trial.user_attrs[CONFIG])
             self._running[slots] = trial, TrialJob(directory, config, self._search, slots)
 
-    def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
-        """Return whether a job is running, after its new epochs are reported to the study."""
-        is_running = job.is_running()
+    def _observe(self, trial: optuna.Trial, job: TrialJob) -> bool:
+        """Report the new epochs of a job, stop a bad job, and return whether the job is running."""
+        is_running = job.poll()
         for found in job.new_validations():
             trial.set_user_attr(EPOCHS, found.epochs)
             if found.epochs % 1:  # the run ends within an epoch
                 continue
             # A second report of an epoch has no effect.
             trial.report(found.perplexity, int(found.epochs))
-            if not found.is_last and trial.should_prune():
+            # After the last step, a run ignores the stop signal and finishes.
+            if trial.should_prune():
                 job.stop()
         return is_running
 
@@ -150,5 +151,10 @@ class Driver:
             command = f"python -m lm.report {shlex.quote(self._search.directory)}"
             raise UserError(f"no trial has finished; for the reasons, run {command}")
         directory = trial_dir(self._search.directory, best[0].number)
-        config = write_best(self._search)
-        logger.info("best: %s, valid perplexity %.2f, config %s", directory, best[0].value, config)
+        write_best(self._search)
+        logger.info(
+            "best: %s, valid perplexity %.2f; train its config with: %s",
+            directory,
+            best[0].value,
+            best_command(self._search.directory, self._search.settings),
+        )

@@ -1,5 +1,6 @@
 """The results of a search: the config file of the best trial, and a line for each trial."""
 
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -11,7 +12,7 @@ from lm.cli.markdown import epochs_text
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.search.settings import BEST_FILE, Settings, as_flags
-from lm.search.study import CONFIG, EPOCHS, FAILURE, Search, best_trials
+from lm.search.study import EPOCHS, FAILURE, Search, best_trials
 
 # In the order of the table.
 STATES = {
@@ -23,11 +24,10 @@ STATES = {
 }
 
 # Appended to the config file of the search. The text is ASCII, which all encodings contain. The
-# values are literals, and the command is printable, so that they cannot become code.
+# values are literals, which cannot become code.
 _BEST = '''
 
 # The best config, trial {number:d} of a search: validation perplexity {value:.2f}.
-# {command}
 _original_config = get_config()
 
 
@@ -39,24 +39,21 @@ def get_config():
 '''
 
 
-def write_best(search: Search) -> str:
-    """Write best.py, a self-contained config file that reproduces the best trial; return its path.
+def write_best(search: Search) -> None:
+    """Write best.py, a self-contained config file that reproduces the best trial.
 
     The file is not written before a trial has finished.
     """
-    path = os.path.join(search.directory, BEST_FILE)
     for best in best_trials(search.study)[:1]:
-        command = best_command(search.directory, search.settings)
-        values = best.user_attrs[CONFIG].items()
+        values = dataclasses.asdict(dataclasses.replace(search.config, **best.params)).items()
         text = _BEST.format(
             number=best.number,
             value=best.value,
-            command="".join(c if c.isprintable() else ascii(c)[1:-1] for c in command),
             fields="\n".join(f"        {name!a}: {value!a}," for name, value in values),
         )
         source = pathlib.Path(search.file.path).read_bytes()
+        path = os.path.join(search.directory, BEST_FILE)
         write_atomically(path, source + text.encode("ascii", "backslashreplace"))
-    return path
 
 
 def best_command(directory: str, settings: Settings) -> str:

@@ -41,7 +41,6 @@ from lm.search.slots import TrialSlots, divide_hosts
 from lm.search.space import Space, choose_config, combinations, num_combinations, parse_space
 
 # User attributes of a trial.
-CONFIG = "config"  # the fields of its config
 EPOCHS = "epochs"  # how long it has trained
 FAILURE = "failure"  # why the trial failed
 
@@ -62,20 +61,13 @@ class Search(NamedTuple):
     slots: list[TrialSlots]
     study: optuna.Study | None = None
 
-    def ask(self) -> optuna.Trial:
-        """Return an interrupted trial or a new trial.
+    def config_of(self, trial: optuna.Trial) -> Config:
+        """Return the config of a trial, or raise UserError if its values are invalid.
 
-        The trial has a CONFIG, or a FAILURE if its values are invalid.
+        The sampler chooses the values of a new trial. An interrupted trial keeps its values.
         """
-        trial = self.study.ask()
-        if CONFIG not in trial.user_attrs:
-            self.study.sampler = _sampler(trial.number, self.options, self.space)
-            try:
-                config = choose_config(self.space, trial, self.config)
-                trial.set_user_attr(CONFIG, dataclasses.asdict(config))
-            except UserError as error:
-                trial.set_user_attr(FAILURE, str(error))
-        return trial
+        self.study.sampler = _sampler(trial.number, self.options, self.space)
+        return choose_config(self.space, trial, self.config)
 
 
 def open_search(arguments: Arguments, settings: Settings, stack: contextlib.ExitStack) -> Search:

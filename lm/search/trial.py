@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm.config import Config, RunOptions
 from lm.distributed.mpirun import mpirun_command, mpirun_environment, ranks_on
@@ -15,9 +15,9 @@ from lm.errors import ERROR, UserError, without_secrets
 from lm.events.read import Event, read_events
 from lm.files import locked
 from lm.record import LOCK_FILE
-from lm.schedule import planned_steps
 from lm.search.settings import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
+from lm.search.study import Search
 from lm.system import ends_with_this_process
 
 
@@ -34,19 +34,16 @@ class Validation(NamedTuple):
 
     epochs: float  # number of trained epochs, such as 1, 2 and 2.5
     perplexity: float
-    is_last: bool  # whether the run ends here
 
 
 class TrialJob:
-    """A job of a trial of an `lm.search.study.Search`, in the slots of the trial."""
+    """A job of a trial of a search, in the slots of the trial."""
 
-    def __init__(self, directory: str, config: Config, search: Any, slots: TrialSlots):
-        self.directory, self.config, self.slots = directory, config, slots
+    def __init__(self, directory: str, config: Config, search: Search, slots: TrialSlots):
+        self.directory, self.slots = directory, slots
         before = dataclasses.asdict(search.file.config)
         changes = {k: v for k, v in dataclasses.asdict(config).items() if v != before[k]}
-        given = search.settings.given(RunOptions)
-        options = {"keep_checkpoints": 1, **changes, **given}
-        self._max_steps = given.get("max_steps")
+        options = {"keep_checkpoints": 1, **changes, **search.settings.given(RunOptions)}
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
             *as_flags(options),
@@ -56,8 +53,8 @@ class TrialJob:
         self._process: subprocess.Popen | None = None
         self._asked_to_stop, self._num_seen = False, 0
 
-    def is_running(self) -> bool:
-        """Return whether the job is running, or waiting until the trial's previous job has saved.
+    def poll(self) -> bool:
+        """Start the job once the trial's previous job has saved, and return False after its end.
 
         Call this on the main thread: the kernel stops the job when the thread that starts it ends.
         """
@@ -118,7 +115,7 @@ class TrialJob:
     def validations(self) -> list[Validation]:
         """Return the validations at the ends of epochs, and of the run."""
         return [
-            self._validation(event)
+            Validation(event["epochs"], event["valid_perplexity"])
             for event in self._events()
             if event["event"] == "epoch" and "valid_perplexity" in event
         ]
@@ -128,11 +125,6 @@ class TrialJob:
         found = self.validations()
         new, self._num_seen = found[self._num_seen :], len(found)
         return new
-
-    def _validation(self, event: Event) -> Validation:
-        epochs, step = event["epochs"], event["step"]
-        length = planned_steps(self.config, round(step / epochs), self._max_steps)
-        return Validation(epochs, event["valid_perplexity"], step >= length)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the job after its end.

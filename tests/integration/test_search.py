@@ -17,7 +17,6 @@ from tests.commands import (
     marked_processes,
     new_mark,
     run_command,
-    run_module,
     train,
 )
 
@@ -89,12 +88,3 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
 def test_the_script_rejects_flags_that_are_environment_variables(project, flag):
     result = run_command([project / "run_scripts/search.sh", flag, "mine.py"], environment(), 30)
     assert result.returncode == 2 and "set OUTPUT_DIR and CONFIG" in result.stderr
-
-
-def test_an_invalid_search_is_one_line_and_creates_nothing(tmp_path):
-    result = run_module(
-        "lm.search", "--space", "keep_prob=0:1", "--output_dir", tmp_path / "search"
-    )
-    assert result.returncode == 2 and not (tmp_path / "search").exists()
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("lm: error: space: 'keep_prob=0:1': keep_prob must be greater than 0")
