@@ -21,7 +21,6 @@ def run_without(packages, command, arguments, cwd):
     "package, command, arguments, extra",
     [
         ("optuna", "lm.search", SEARCH, "search"),
-        ("sqlalchemy", "lm.search", SEARCH, "search"),
         ("optuna", "lm.report", ["old"], "search"),
         ("matplotlib", "lm.report", ["run", "--html", "report.html"], "report"),
     ],

@@ -22,25 +22,16 @@ def test_ranges_and_choices_have_the_types_of_their_fields():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "not field=values"),
-        ("learning_rate", "not field=values"),
         ("learning_rate=", "not field=values"),
         ("learning_speed=1:2", "not a Config field"),
-        ("name=a|b", "cannot search name"),
         ("vocab_size=10|200", "cannot search vocab_size; all trials must have the same corpus"),
-        ("corpus=files|embedded", "cannot search corpus"),
         ("hidden_size=1.5:3", "invalid literal for int() with base 10: '1.5'"),
-        ("learning_rate=low:high", "could not convert string to float: 'low'"),
         ("learning_rate=1:2:lin", "not a range"),
-        ("learning_rate=1:2:3:log", "not a range"),
         ("precision=float32:bfloat16", "not a range"),
         ("learning_rate=3:0.3", "`low <= high` must hold"),
-        ("learning_rate=nan:1", "must be greater than 0, not nan"),
         ("warmup_steps=0:100:log", "must hold for `log=True`"),
         ("keep_prob=0:1", "keep_prob must be greater than 0, not 0.0"),
-        ("keep_prob=0.5:1.5", "keep_prob must be at most 1, not 1.5"),
         ("precision=float32|float16", "precision must be one of float32, bfloat16"),
-        ("virtual_ranks=4|6", "virtual_ranks must be one of 1, 2, 4, 8"),
     ],
 )
 def test_an_invalid_space_is_one_line(text, message):
