@@ -64,6 +64,7 @@ from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
 from lm.errors import UserError, needs_extra
 from lm.inference.lines import STDIN, name_of, read_lines
+from lm.inference.prompts import decode_stream
 from lm.options import Checked, option
 from lm.perplexity import NllSum
 from lm.tensorflow_import import import_tensorflow
@@ -202,8 +203,6 @@ class Totals:
 
 def format_score(score, options: ScoreOptions, tokenizer) -> str:
     """Return the line of the output for a text."""
-    from lm.inference.generator import decode_stream
-
     if options.format == "kenlm":
         return _kenlm_line(score, tokenizer)
     if options.format == "tsv":

@@ -12,19 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import logger
-from lm.errors import UserError
 from lm.inference.beam import beam_search
+from lm.inference.prompts import contains_at_end, decode_stream, encode_prompt
 from lm.inference.sampling import Sampling, largest, next_word_distribution, scores_of_tokens
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.sampler import draw
-from lm.tokens.tokenizers import Tokenizer
-from lm.tokens.vocabulary import UNK
 
-_WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
 _NUM_EXPECTED = 5  # tokens in a prediction
 
 
@@ -54,6 +50,7 @@ class _Draft:
     tokens: list[int] = dataclasses.field(default_factory=list)  # generated tokens
     log_prob: float = 0.0  # the sum over the generated tokens
     is_done: bool = False
+    likely: list[tuple[str, float]] | None = None  # the most probable next tokens
 
 
 class Generator:
@@ -120,11 +117,10 @@ class Generator:
     def next_tokens(self, prompts: Sequence[str], count: int) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
         drafts = [self._draft(encode_prompt(prompt, self._tokenizer)) for prompt in prompts]
-        found = {}  # the lists, because the arrays of all drafts would need much memory
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
-            found[id(draft)] = list(zip(map(self._name, best), np.exp(log_probs_V[best]).tolist()))
-        yield from (found.pop(id(draft)) for draft in drafts)
+            draft.likely = list(zip(map(self._name, best), np.exp(log_probs_V[best]).tolist()))
+        yield from (draft.likely for draft in drafts)
 
     def predictions(self, ids: Iterable[int]) -> Iterator[Prediction]:
         """Yield a prediction of each token of a text, which starts with an empty state."""
@@ -249,48 +245,3 @@ class Generator:
         if how.stop_at_eos and "\n" in self._tokenizer.decode(tokens[-1:]):  # such as ".\n"
             return True
         return bool(how.stop) and contains_at_end(self._tokenizer, tokens, how.stop)
-
-
-def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the token IDs of a prompt, and log its unknown words."""
-    unknown = dict.fromkeys(tokenizer.unknown(prompt))
-    try:
-        ids = tokenizer.encode(prompt)
-    except UserError as error:
-        raise UserError(f"the prompt {prompt[:40]!r}: {error}") from error
-    if unknown:
-        logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
-    return ids
-
-
-def contains_at_end(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> bool:
-    """Return whether tokens contain a text that ends in their last token.
-
-    Only as many tokens are decoded as the text may have: a token has at least one byte.
-    """
-    count = len(text.encode(errors="surrogatepass")) + _WINDOW
-    decoded = tokenizer.decode(tokens[-count:])
-    while decoded.startswith("\ufffd") and count < len(tokens):  # It may start inside a character.
-        count *= 2
-        decoded = tokenizer.decode(tokens[-count:])
-    return text in decoded
-
-
-def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the characters that each token completes, and then the rest of the text."""
-    # The window must not start inside a character. Otherwise, some decoders would replace all
-    # bytes that follow.
-    complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
-    window: list[int] = []
-    shown, num_shown = "", 0
-    for token in ids:
-        window.append(token)
-        text = tokenizer.decode(window)
-        if text.endswith("\ufffd"):  # the last character may be incomplete
-            yield ""
-        else:
-            yield text[len(shown) :]
-            complete.append(window[num_shown:])
-            window = list(itertools.chain.from_iterable(complete))
-            shown, num_shown = tokenizer.decode(window), len(window)
-    yield tokenizer.decode(window)[len(shown) :]

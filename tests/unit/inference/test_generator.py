@@ -12,7 +12,8 @@ import tokenizers
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.errors import UserError
-from lm.inference.generator import Generator, contains_at_end, encode_prompt
+from lm.inference.generator import Generator
+from lm.inference.prompts import contains_at_end, encode_prompt
 from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.errors import UserError
-from lm.inference.generator import contains_at_end, decode_stream
+from lm.inference.prompts import contains_at_end, decode_stream
 from lm.tokens.selection import fixed_tokenizer, saved_tokenizer
 from lm.tokens.subwords import load_subwords
 from lm.tokens.symbols import Bytes, Characters
