@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
 from lm.checkpoint.progress import TrainProgress
-from lm.config import Config
 from lm.distributed.agreement import by_rank, from_rank_0, on_all_ranks
 from lm.distributed.cores import core_ranges
 from lm.distributed.devices import session_config
@@ -32,10 +31,6 @@ from lm.training.prepare import Job
 from lm.training.restore import InitialValues, values_to_resume
 
 _FEW_TOKENS = 128  # a micro-batch with fewer tokens needs most of its time to read large weights
-_MANY_TOKENS = 1_000_000  # a shorter validation takes seconds or minutes
-# Evaluating a token takes about a third of the time of training on it.
-_MOST_VALIDATION = 0.5
-_MOST_VIRTUAL_RANKS = max(Config.__dataclass_fields__["virtual_ranks"].metadata["choices"])
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
@@ -170,25 +165,6 @@ def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) 
     reporter.event("start", **facts)
     for line in _summary(job, facts):
         logger.info(line)
-    warn_of_long_validation(job)
-
-
-def warn_of_long_validation(job: Job) -> None:
-    """Warn if validations of a large split take a large part of the time of the run."""
-    config, options, total = job.config, job.options, job.batches.steps_per_epoch
-    steps = min(config.eval_every_steps or total, total)
-    steps = min(steps, planned_steps(config, total, options.max_steps))
-    trained, size = steps * config.batch_size * config.num_steps, len(job.corpus.valid)
-    on_each = 1 if options.distributed_eval else job.comm.size  # times as long as on all ranks
-    if options.eval and size > _MANY_TOKENS and size * on_each > _MOST_VALIDATION * trained:
-        where = "on all ranks" if options.distributed_eval else "on rank 0"
-        divide = "add --distributed_eval, " if on_each > 1 else ""
-        logger.warning(
-            f"each validation evaluates {size:,} tokens {where} after training on {trained:,}"
-            f" tokens on all ranks, and takes much of the time: {divide}validate less often, or"
-            " start a run with smaller splits (--split 0.01,0.01 for a single file); --test_on none"
-            " omits the test"
-        )
 
 
 def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
@@ -281,24 +257,16 @@ def describe_micro_batches(job: Job) -> str:
     """Return the size of the micro-batches if a user-defined network computes them separately."""
     if job.functions.is_built_in or job.device.gpu is not None:
         return ""
-    config, options, num_ranks = job.config, job.options, job.comm.size
     rows, *others = job.batches.rows.micro_batches
     count, threads, advice = len(others) + 1, job.device.inter_op, ""
     if count < threads:
-        needed = min(1 << (threads * num_ranks - 1).bit_length(), _MOST_VIRTUAL_RANKS)
         advice = (
-            f"; only {count} of {threads} threads have a micro-batch: use --virtual_ranks {needed}"
-            f" and a --batch_size that is a multiple of {needed}"
+            f"; only {count} of {threads} threads have a micro-batch: raise --virtual_ranks (all"
+            f" ranks have {threads * job.comm.size} threads), and use a multiple of it as"
+            " --batch_size"
         )
-    elif count > threads and rows * config.num_steps < _FEW_TOKENS:
+    elif count > threads and rows * job.config.num_steps < _FEW_TOKENS:
         advice = "; fewer --virtual_ranks are faster if the model is large"
-    sharers = num_ranks if options.distributed_eval else 1
-    evaluated = -(-config.eval_batch_size // (rows * sharers))  # micro-batches per rank
-    if options.eval and evaluated < min(count, threads):
-        advice += (
-            f"; a validation uses only {evaluated} of {threads} threads: raise --eval_batch_size to"
-            f" {rows * sharers * threads}"
-        )
     return f", {rows} per micro-batch{advice}"
 
 
