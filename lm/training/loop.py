@@ -129,7 +129,8 @@ class Loop:
                     self.graphs.average.add(self.session, at.num_averaged)
                 if at.step % self.job.options.log_every_steps == 0:
                     self._report_step(epoch, learning_rate, result.grad_norm)
-                bar.update(self._train_quality(), learning_rate, result.nll.tokens, now - before)
+                quality = self._quality(at.epoch_nll)
+                bar.update(quality, learning_rate, result.nll.tokens, now - before)
                 has_sampled = self._sample_if_due()
                 self._serve(result.requests)
                 if has_sampled or result.requests.save:
@@ -146,11 +147,12 @@ class Loop:
             result = run_step(
                 self._run_session, graphs.train, graphs.runner, *window, learning_rate, requests
             )
-        if not result.is_finite:
-            # The loss and the norm are equal on all ranks, so every rank stops here.
-            found = f"loss is {result.nll.mean:.4g}"
-            if result.loss_is_finite:
-                found = f"gradient is {result.grad_norm}"
+        # The loss and the norm are equal on all ranks, so every rank stops here.
+        nll, grad_norm = result.nll, result.grad_norm
+        # The perplexity may be infinite although the loss is finite.
+        is_loss = not (math.isfinite(nll.mean) and math.isfinite(self._quality(nll)[1]))
+        if is_loss or not math.isfinite(grad_norm):
+            found = f"loss is {nll.mean:.4g}" if is_loss else f"gradient is {grad_norm}"
             raise Diverged(
                 f"the {found} at step {step + 1}, learning rate {learning_rate:.4g}: lower"
                 " learning_rate or max_grad_norm"
@@ -205,9 +207,8 @@ class Loop:
         size = self.job.comm.size
         return learning_rate_at(config, step, self._steps_per_epoch, size, perplexities)
 
-    def _train_quality(self) -> tuple[str, float]:
-        """Return the name and the value of the perplexity of the epoch, or of its sampled loss."""
-        nll = self.progress.epoch_nll
+    def _quality(self, nll: NllSum) -> tuple[str, float]:
+        """Return the name and the value of the perplexity, or of the mean of sampled losses."""
         is_sampled = self.job.functions.has_losses
         return ("loss", nll.mean) if is_sampled else ("perplexity", nll.perplexity)
 
@@ -230,7 +231,7 @@ class Loop:
 
     def _finish_epoch(self, epoch: int) -> None:
         at, comm = self.progress, self.job.comm
-        name, value = self._train_quality()
+        name, value = self._quality(at.epoch_nll)
         record = dict(
             step=at.step,
             epoch=epoch,

@@ -1,7 +1,5 @@
 """The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
-import math
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +15,7 @@ from lm.optimize.algorithms import REPLACED
 from lm.optimize.gradients import exchange_gradients
 from lm.optimize.local_sums import LocalSums
 from lm.optimize.optimizer import Update, build_update
-from lm.perplexity import MAX_MEAN_NLL, NllSum
+from lm.perplexity import NllSum
 
 
 class Requests(NamedTuple):
@@ -50,7 +48,6 @@ class TrainGraph(NamedTuple):
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
     sums: tf.Tensor  # float32 [4]: nats of the global batch, and the requests
     num_tokens: int  # number of tokens in the global batch
-    max_loss: float  # see `StepResult`
 
 
 class StepResult(NamedTuple):
@@ -60,16 +57,6 @@ class StepResult(NamedTuple):
     grad_norm: float  # before clipping
     requests: Requests  # the requests of all ranks
     exchange_seconds: float  # time of the exchange that does not overlap with computation
-    max_loss: float = MAX_MEAN_NLL  # per word; a sampled loss is not limited by its perplexity
-
-    @property
-    def loss_is_finite(self) -> bool:
-        """Whether the loss, or the perplexity of an exact loss, is finite."""
-        return abs(self.nll.mean) <= self.max_loss
-
-    @property
-    def is_finite(self) -> bool:
-        return self.loss_is_finite and math.isfinite(self.grad_norm)
 
 
 def divide_rows(
@@ -127,10 +114,7 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
             for (variable, _), change in zip(window.updates, changes)
         ]
     update = update._replace(train_op=tf.group(update.train_op, *averages))
-    max_loss = sys.float_info.max if network.has_losses else MAX_MEAN_NLL
-    return TrainGraph(
-        window, local_sums, update, learning_rate_ph, requests_ph, sums, num_tokens, max_loss
-    )
+    return TrainGraph(window, local_sums, update, learning_rate_ph, requests_ph, sums, num_tokens)
 
 
 def run_step(
@@ -160,5 +144,4 @@ def run_step(
         grad_norm=float(grad_norm),
         requests=Requests(*(count > 0 for count in requested)),
         exchange_seconds=float(exchange_seconds),
-        max_loss=graph.max_loss,
     )

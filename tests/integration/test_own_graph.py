@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf2
 
 from lm.config_file import load_config_file
-from lm.errors import UserError
+from lm.errors import Diverged, UserError
 from lm.inference.generator import Generator
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
@@ -50,7 +50,7 @@ def build_losses(inputs_TB, targets_TB, state, context):
     logits_TBV = tf.tensordot(outputs_TBH, weights_HV, 1) + bias_V
     losses_TB = tf.nn.sparse_softmax_cross_entropy_with_logits(targets_TB, logits_TBV)
     if context.training:
-        losses_TB -= 0.1 * tf.reduce_mean(tf.nn.log_softmax(logits_TBV), axis=2)
+        losses_TB += 800 - 0.1 * tf.reduce_mean(tf.nn.log_softmax(logits_TBV), axis=2)
     return losses_TB, state
 """
 
@@ -128,7 +128,15 @@ def trigram(tmp_path, corpora, request):
 def test_smoothed_losses_have_no_training_perplexity(trigram):
     (epoch,), steps = events(trigram, "epoch"), events(trigram, "step")
     assert epoch["train_loss"] == pytest.approx(np.mean([step["loss"] for step in steps]))
+    assert epoch["train_loss"] > 800  # the exponential would overflow
     assert "train_perplexity" not in epoch and epoch["valid_perplexity"] > 1
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path, corpora):
+    (tmp_path / "nan.py").write_text(TRIGRAM + SMOOTHED.replace("800", "tf.sqrt(0 * losses_TB)"))
+    flags = ("--config", tmp_path / "nan.py", "--data_path", corpora, "--max_steps", 3)
+    with pytest.raises(Diverged, match="the gradient is nan at step 1, learning rate"):
+        train_here(tmp_path / "run", *flags)
 
 
 def test_commands_reject_a_network_that_forgets_words(trigram, tmp_path):

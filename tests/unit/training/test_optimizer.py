@@ -1,7 +1,6 @@
 """Optimizer updates: clipping, merging rows and the update rules."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from lm.distributed.communicator import Communicator
 from lm.optimize.algorithms import OPTIMIZERS
 from lm.optimize.gradients import exchange_gradients
 from lm.optimize.optimizer import build_update
-from lm.perplexity import NllSum
-from lm.training.step import NO_REQUESTS, StepResult
 from tests.machine import in_new_processes
 
 WORDS = [2, 0, 2]
@@ -52,25 +49,6 @@ def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(max_grad_norm):
     gradient = np.array([[1, 1], [0, 0], [2, 2], [0, 0]])
     expected = -0.5 * gradient * min(1, max_grad_norm / float(norm))
     np.testing.assert_allclose(table, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "mean_nll, grad_norm, is_finite",
-    [
-        (5.0, 1.0, True),
-        (708.0, 1.0, True),
-        (710.0, 1.0, False),  # the perplexity is too large for a float64
-        (math.nan, 1.0, False),
-        (math.inf, 1.0, False),
-        (5.0, math.inf, False),
-        (5.0, math.nan, False),
-    ],
-)
-def test_a_step_without_a_finite_perplexity_and_norm_is_detected(mean_nll, grad_norm, is_finite):
-    result = StepResult(NllSum(mean_nll, 1), grad_norm, NO_REQUESTS, exchange_seconds=0.0)
-    assert result.is_finite == is_finite
-    sampled = result._replace(max_loss=sys.float_info.max)  # need not be a logarithm
-    assert sampled.is_finite == (math.isfinite(mean_nll) and math.isfinite(grad_norm))
 
 
 @pytest.mark.usefixtures("implementation")
