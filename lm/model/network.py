@@ -124,8 +124,7 @@ class Network:
             collected(context).is_built = True
             return found, used
 
-        found, used = self.audit.build(build, name, shape, words[0], context)
-        self.output_layer.connect(used, context)
+        found, _ = self.audit.build(build, name, shape, words[0], context)
         return found
 
     def losses(

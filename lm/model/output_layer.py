@@ -3,7 +3,7 @@
 Shapes: N tokens, B rows, H units of the outputs, E units of the embedding, V words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 import tensorflow.compat.v1 as tf
@@ -28,8 +28,6 @@ class OutputLayer:
     def __init__(self, config: Config, vocab_size: int, where: str):
         self._config, self._vocab_size = config, vocab_size
         self._where = f"{where}: build_outputs"  # for messages
-        self.table: tf.Variable | None = None  # the embedding, if tied
-        self._bands: Sequence[tf.Variable] = ()  # the tables of an adaptive input
         self._cutoffs = config.cutoffs
         if config.tie_weights and self._cutoffs and not config.adaptive_input:
             raise UserError("tie_weights with adaptive_softmax_cutoffs needs adaptive_input")
@@ -51,23 +49,6 @@ class OutputLayer:
             f"softmax/{name}"
             for name in ("weights", "bias", "projection", "clusters", *of_clusters)
         }
-
-    def connect(self, used: Mapping[str, tf.Variable], context: Context) -> None:
-        """Find the tables of the embedding, which the network has just created or found again."""
-        if self._config.adaptive_input:
-            self._bands = self._only("adaptive_input", collected(context).bands)
-        elif self._config.tie_weights:
-            own = (
-                {"embedding": used["embedding"]}
-                if "embedding" in used
-                else collected(context).tables
-            )
-            self.table = table = self._only("tie_weights", own)
-            if table.shape.rank != 2 or table.shape[0] != self._vocab_size:
-                raise UserError(
-                    f"{self._where}: tie_weights needs a variable embedding of shape"
-                    f" ({self._vocab_size}, any), not {table.shape}"
-                )
 
     def _only(self, setting: str, tables: Mapping[str, Table]) -> Table:
         if len(tables) != 1:
@@ -108,10 +89,12 @@ class OutputLayer:
         self, outputs_NH: tf.Tensor, context: Context
     ) -> adaptive.AdaptiveWeights:
         config, hidden = self._config, outputs_NH.shape.as_list()[1]
+        if config.adaptive_input:
+            bands = self._only("adaptive_input", collected(context).bands)
         with shared_variables(config, context.training), tf.variable_scope("softmax"):
             if config.tie_weights:
                 reduce = context.reduce_separately
-                return adaptive.get_tied_weights(config, self._bands, hidden, reduce)
+                return adaptive.get_tied_weights(config, bands, hidden, reduce)
             return adaptive.get_weights(config, hidden, self._vocab_size)
 
     def _full_weights(
@@ -123,12 +106,13 @@ class OutputLayer:
         """
         hidden = outputs_NH.shape.as_list()[1]
         with shared_variables(self._config, context.training), tf.variable_scope("softmax"):
-            if self.table is None:
-                weights = tf.get_variable("weights", [hidden, self._vocab_size])
-            else:
-                weights = context.reduce_separately(tf.convert_to_tensor(self.table))
-                units = self.table.shape.as_list()[1]
+            if self._config.tie_weights:
+                table_VE = self._only("tie_weights", collected(context).tables)
+                weights = context.reduce_separately(tf.convert_to_tensor(table_VE))
+                units = table_VE.shape.as_list()[1]
                 if hidden != units:
                     projection_HE = tf.get_variable("projection", [hidden, units])
                     outputs_NH = context.ops.matmul(outputs_NH, projection_HE)
+            else:
+                weights = tf.get_variable("weights", [hidden, self._vocab_size])
             return outputs_NH, weights, tf.get_variable("bias", [self._vocab_size])

@@ -63,20 +63,6 @@ def test_a_network_may_change_the_dictionary_of_its_state(load):
     check_network(file.config, V, file.functions)
 
 
-def test_the_embedding_outside_of_all_scopes_is_tied(load):
-    others = (
-        "    with tf.variable_scope('positions'):\n"
-        "        x += tf.get_variable('embedding', [5, 1, 4])\n"
-        "    with tf.variable_scope('tags'):\n"
-        "        x += context.embed(inputs_TB)\n"
-    )
-    file = load(OWN_TABLE % "" + others + GOOD)
-    with tf.Graph().as_default():
-        network = Network(dataclasses.replace(file.config, tie_weights=True), V, file.functions)
-        train_graph(network)
-        assert network.output_layer.table.op.name == "embedding"
-
-
 def test_a_constraint_applies_to_an_embedding(load):
     file = load(OWN_TABLE % ", constraint=tf.abs" + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:

@@ -105,9 +105,6 @@ def test_a_mistake_is_one_line(load, body):
 
 LOGITS = HEADER.replace("outputs", "logits").replace("inputs_TB)\n", "inputs_TB, 11)\n")
 OTHER = HEADER.replace("inputs_TB)\n", "inputs_TB, name='words')\n")
-LARGER = HEADER.replace(
-    "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [12, 4]), inputs_TB)"
-)
 CONSTANT = HEADER.replace("outputs", "logits").replace(
     "context.embed(inputs_TB)", "tf.one_hot(inputs_TB, context.vocab_size)"
 )
@@ -126,7 +123,6 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             {"tie_weights": True},
             "not a/embedding, b/embedding: give the other tables a name",
         ),
-        (LARGER + GOOD, {"tie_weights": True}, "embedding of shape (11, any), not (12, 4)"),
         (LOGITS + STATE_ONLY, {"adaptive_softmax_cutoffs": "4"}, "define build_outputs"),
         (HEADER + GOOD, {"adaptive_softmax_cutoffs": "4,11"}, "are beyond the vocabulary"),
         (
@@ -155,7 +151,7 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         (HEADER + GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
         (HEADER + GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
     ],
-    ids=["logits", "no table", "two tables", "size", "logits and cutoffs", "cutoffs",
+    ids=["logits", "no table", "two tables", "logits and cutoffs", "cutoffs",
          "tied and cutoffs", "no bands", "cluster's name", "no variables", "adam's name",
          "lock", "top", "penalty", "weight-drop"],
 )  # fmt: skip
