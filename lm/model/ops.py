@@ -12,7 +12,7 @@ from lm.model import plain
 
 
 class Ops(NamedTuple):
-    """The operations of a network and its training; see `lm.kernels` for their arguments."""
+    """The operations of a network; see `lm.kernels` for their arguments."""
 
     precision: str  # precision of matrix products
     micro_batches: Sequence[int]  # the micro-batches of all sums, or ()
@@ -21,9 +21,11 @@ class Ops(NamedTuple):
     dropout: Callable
     cross_entropy: Callable
     cluster_cross_entropy: Callable
-    column_sums: Callable
-    global_norm: Callable
-    add_to_average: Callable
+
+
+def implementation() -> types.ModuleType:
+    """Return `lm.kernels`, or `plain` if this process cannot use the compiled ops."""
+    return kernels if kernels.available() else plain
 
 
 def plain_ops(precision: str = "float32") -> Ops:
@@ -34,8 +36,7 @@ def plain_ops(precision: str = "float32") -> Ops:
 def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
     """Return the fastest operations on this process's device.
 
-    All sums are computed by micro-batches (see `lm.kernels`). `column_sums` receives the
-    micro-batches as an argument instead.
+    All sums are computed by micro-batches (see `lm.kernels`).
     """
     if kernels.available():
         return _ops(kernels, precision, micro_batches=micro_batches)
@@ -60,7 +61,4 @@ def _ops(module: types.ModuleType, precision: str, **sums: Sequence[int]) -> Ops
         dropout=module.dropout,
         cross_entropy=partial(module.softmax_cross_entropy, **products),
         cluster_cross_entropy=partial(module.cluster_cross_entropy, precision=precision),
-        column_sums=module.column_sums,
-        global_norm=module.global_norm,
-        add_to_average=module.add_to_average,
     )

@@ -16,7 +16,7 @@ from lm import kernels
 from lm.data.batches import Rows
 from lm.model.context import SeparateReduction, VariableUpdate, collected
 from lm.model.network import Network
-from lm.model.ops import fastest
+from lm.model.ops import fastest, implementation
 
 Run = Callable[[Any, dict], Any]  # `session.run`, or a replacement
 Sum = TypeVar("Sum")
@@ -68,7 +68,8 @@ def build_window_graph(
         loss, nll_TB, state = network.losses(inputs_ph, targets_ph, state_phs, context)
         for added in collected(context).added_losses:
             loss += added
-        nll_sum = ops.column_sums(tf.reshape(nll_TB, [-1, 1]), rows.micro_batches)[0]
+        column_sums = implementation().column_sums
+        nll_sum = column_sums(tf.reshape(nll_TB, [-1, 1]), rows.micro_batches)[0]
     return WindowGraph(
         inputs_ph,
         targets_ph,

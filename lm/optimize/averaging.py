@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.tensors import average_name
-from lm.model.ops import fastest
+from lm.model.ops import implementation
 
 
 class Average:
@@ -27,7 +27,7 @@ class Average:
             for weight in weights
         ]
         pairs = list(zip(weights, averages))
-        add = fastest().add_to_average
+        add = implementation().add_to_average
         self._factor_ph = tf.placeholder(tf.float32, [], "factor_in_average")
         self._add_op = tf.group(
             *[add(average, weight, self._factor_ph) for weight, average in pairs]

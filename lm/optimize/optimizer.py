@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.model.ops import fastest
+from lm.model.ops import implementation
 from lm.optimize.algorithms import OPTIMIZERS
 from lm.optimize.gradients import Exchange
 from lm.optimize.sparse import Gradient, dense, is_sparse, values_of
@@ -95,7 +95,7 @@ def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, decay: fl
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
-    norm = fastest().global_norm(tensors)
+    norm = implementation().global_norm(tensors)
     # If clip factors differed in the last bit, the weights of the ranks would diverge. The
     # compiled norm is identical on all ranks. Otherwise, all ranks use the norm of rank 0.
     return norm if kernels.available() else comm.broadcast(norm, "grad_norm")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from lm.model.ops import fastest
+from lm.model.ops import implementation
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -44,7 +44,7 @@ def sum_rows(
         ]
         # TensorFlow's graph optimizer would change the summation order of `+`.
         flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
-        total = fastest().column_sums(flat, [1] * len(parts))
+        total = implementation().column_sums(flat, [1] * len(parts))
     return tf.reshape(total, shape)
 
 

@@ -32,7 +32,6 @@ _COLLECTED = {
 _ASSIGNS = re.compile(
     r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
-    r"|LmAddToAverage"
 )
 _READS_INPUTS = re.compile(r"Queue.*Dequeue.*|IteratorGetNext.*")
 _DRAWS_NOTHING = {"ComputeAccidentalHits", "AllCandidateSampler"}  # although they have seeds
