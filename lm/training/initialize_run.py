@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lm import logger
@@ -41,27 +41,22 @@ def values_of_run(
     if same_words and not options.init_partly:
         tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
         return InitialValues(checkpoint.path, tensors, {})
-    if options.new_vocabulary and not same_words:
-        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
-    elif same_words or options.init_partly:
-        tables = {}
-    else:
-        raise UserError(
-            f"--init_from {path} has a different vocabulary, so its token IDs differ;"
-            " --init_partly loads only the layers"
-        )
-
-    def is_of_words(name: str) -> bool:
-        """Return whether a weight cannot be loaded, because its rows belong to different words."""
-        # Without --new_vocabulary, only the size shows whether the rows are words.
-        unclear = not options.new_vocabulary and len(tokenizer) in shapes[name]
-        return not same_words and (
-            _OF_WORDS.fullmatch(name) is not None or (unclear and not _LAYER.fullmatch(name))
-        )
-
-    rest = {name: shape for name, shape in shapes.items() if name not in tables}
-    tensors = _fitting_weights(checkpoint, rest, is_of_words)
-    missing = [n for n in rest if n not in tensors and not _OF_WORDS.fullmatch(n)]
+    tables, of_words = {}, set()
+    if not same_words:
+        if not options.new_vocabulary:
+            raise UserError(
+                f"--init_from {path}: the files of its tokenizer are missing or have changed;"
+                " restore them"
+            )
+        saved = saved_tokenizer(run_of_checkpoint(path))
+        tables = _tables(checkpoint, saved, tokenizer, shapes)
+        of_words = set(filter(_OF_WORDS.fullmatch, shapes))
+    rest = {n: s for n, s in shapes.items() if n not in tables and n not in of_words}
+    tensors = _fitting_weights(checkpoint, rest)
+    initialized = [n for n in shapes if n not in tensors and n not in tables]
+    loaded, others = ", ".join(tensors), ", ".join(initialized) or "none"
+    logger.info("--init_from: loaded %s; initialized %s", loaded, others)
+    missing = [n for n in rest if n not in tensors]
     if missing and not options.init_partly:
         raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
     return InitialValues(checkpoint.path, tensors, {}, tables)
@@ -117,16 +112,12 @@ def _tables(
     return tables
 
 
-def _fitting_weights(
-    checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
-) -> dict[str, str]:
-    """Return the tensor of each weight that fits, and log which weights are initialized instead."""
+def _fitting_weights(checkpoint: Checkpoint, shapes: Mapping[str, list]) -> dict[str, str]:
+    """Return the tensor of each weight that the checkpoint contains in its shape."""
     tensors, found = weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
-    fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
+    fitting = {n: tensor for n, tensor in tensors.items() if found[n] == shapes.get(n)}
     if not fitting:
         raise UserError(
             f"--init_from {checkpoint.path}: the checkpoint has no weights that fit this model"
         )
-    rest = ", ".join(name for name in shapes if name not in fitting) or "none"
-    logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
-    return {name: tensors[name] for name in fitting}
+    return fitting
