@@ -1,7 +1,6 @@
 """Decide whether a run is exact, that is, bitwise identical on all supported numbers of ranks."""
 
 import os
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ _ONE_DNN = (
     "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE",
 )  # fmt: skip
-_CHECKSUM = re.compile(r" \([0-9a-f]{8}\)")  # of the features of the CPU
 
 
 class Exactness(NamedTuple):
@@ -39,8 +37,7 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
     if job.config.scale_lr_by_worker != "none":
         return Exactness(arithmetic, None, "no: the learning rate depends on the number of ranks")
     why, before = _why_inexact(job, network, arithmetic), progress.exact_with
-    same = {arithmetic[0], _CHECKSUM.sub("", arithmetic[0])}  # older versions stored no checksum
-    if not why and progress.step and before not in same:
+    if not why and progress.step and before != arithmetic[0]:
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {progress.step:,} {how}"
         logger.warning("%s", why)
