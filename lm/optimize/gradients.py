@@ -86,9 +86,9 @@ def exchange_gradients(
     sources = [*variables, *(reduction.used for reduction in separate_reductions)]
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]
     seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
-    gradients = [merge_duplicates(gradient) for gradient in summed[: len(variables)]]
-    used = zip(separate_reductions, summed[len(variables) :])
-    reached = [(reduction.weights, g) for reduction, g in used if g is not None]
+    of_variables, of_uses = summed[: len(variables)], summed[len(variables) :]
+    gradients = [merge_duplicates(gradient) for gradient in of_variables]
+    reached = [(r.weights, g) for r, g in zip(separate_reductions, of_uses) if g is not None]
     if reached:
         weights, upstream = map(list, zip(*reached))
         # Each row occurs once before rows are summed, so the order of the sum is fixed.
