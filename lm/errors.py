@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 ERROR = "lm: error: "  # the start of an error line
 # scheme://user:password@host/path?signature; a shell writes ' inside '...' as '"'"'
@@ -117,6 +117,12 @@ def short_message(error: Exception) -> str:
     if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack
         return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
     return f"{type(error).__name__}: {first_line(error)[:_MAX_CHARACTERS]}"
+
+
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names of a list, and the number of the other names."""
+    more = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 @contextlib.contextmanager

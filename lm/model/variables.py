@@ -11,10 +11,9 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
-from lm.errors import UserError
+from lm.errors import UserError, first_names
 from lm.system import seeded
 
-_MAX_NAMES = 5  # names that a message lists
 # Horovod broadcasts variables of these types.
 TYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
@@ -163,6 +162,6 @@ def freeze(trainable: str) -> None:
     weights = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     trained = [v for v in weights if re.search(trainable, v.op.name)]
     if weights and not trained:
-        names = ", ".join(v.op.name for v in weights[:_MAX_NAMES])
-        raise UserError(f"--trainable {trainable} matches none of the weights {names}, ...")
+        names = first_names([v.op.name for v in weights])
+        raise UserError(f"--trainable {trainable} matches none of the weights {names}")
     weights[:] = trained

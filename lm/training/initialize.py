@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -14,14 +14,12 @@ from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
 from lm.checkpoint.transfer import weight_variables
 from lm.config import RunOptions
-from lm.errors import UserError
+from lm.errors import UserError, first_names
 from lm.functions import NetworkFunctions
 from lm.record import InitRecord, load_record, run_with
 from lm.tokens.tokenizers import Tokenizer
 from lm.training.initialize_run import values_of_run
 from lm.training.restore import InitialValues, Table
-
-_MAX_NAMES = 5  # names that a message lists
 
 
 class Source(NamedTuple):
@@ -121,9 +119,9 @@ def _values_of_program(
     parts = [f"loaded {len(tensors)} weights of {prefix}"]
     parts += [f"loaded {len(t.ids):,} rows of {weight}" for weight, t in tables.items()]
     if initialized := [weight for weight in rest if weight not in tables]:
-        parts.append(f"initialized {_listed(initialized)}")
+        parts.append(f"initialized {first_names(initialized)}")
     if unused:
-        parts.append(f"the network does not use {_listed(unused)}")
+        parts.append(f"the network does not use {first_names(unused)}")
     logger.info("--init_from: %s", "; ".join(parts))
     return InitialValues(prefix, tensors, {}, tables)
 
@@ -177,9 +175,3 @@ def _misfit(
         " with --init_rename or checkpoint_name in the config file, or initialize such weights with"
         " --init_partly"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the other names."""
-    more = [f"{len(names) - _MAX_NAMES:,} more"] if len(names) > _MAX_NAMES else []
-    return ", ".join([*names[:_MAX_NAMES], *more])

@@ -32,11 +32,11 @@ from lm.training.start import (
     check_window_order,
     initial_progress,
     open_files,
-    report_start,
     results_if_finished,
     values_to_load,
 )
 from lm.training.step import build_train_graph, divide_rows
+from lm.training.summary import report_start
 
 
 def train(

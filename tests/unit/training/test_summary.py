@@ -1,11 +1,11 @@
-"""The advice at the start of a run."""
+"""The advice in the summary of a run."""
 
 import types
 
 from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.devices import Device
-from lm.training.start import describe_micro_batches
+from lm.training.summary import describe_micro_batches
 
 
 def advice(num_threads, num_ranks=1, num_steps=Config.num_steps):
