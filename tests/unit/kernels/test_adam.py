@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
-
 BETA1, BETA2, RATE, EPSILON = map(np.float32, (0.9, 0.999, 0.01, 1e-8))
-
-
-@pytest.fixture(autouse=True)
-def compiled_ops():
-    if not kernels.available():
-        pytest.skip(kernels.description())
-    kernels.load()
 
 
 def updated(weights, moment1, moment2, gradient, nesterov):

@@ -34,11 +34,9 @@ def test_recurrence_and_its_gradient(T, B, H, precision):
     check_recurrence(kernels.lstm_recurrence, (T, B, H), precision)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("uses_xla", [False, True])
-def test_recurrence_in_plain_tensorflow(uses_xla, precision):
-    recurrence = functools.partial(plain.lstm_recurrence, uses_xla=uses_xla)
-    check_recurrence(recurrence, (4, 3, 33), precision)
+def test_recurrence_in_plain_tensorflow_with_xla():
+    recurrence = functools.partial(plain.lstm_recurrence, uses_xla=True)
+    check_recurrence(recurrence, (4, 3, 33), "bfloat16")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -11,13 +11,14 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
+from lm.distributed.devices import Device
 from lm.functions import BUILT_IN
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.optimize.averaging import Average
-from lm.training.step import Division, build_train_graph, run_step
+from lm.training.step import build_train_graph, divide_rows, run_step
 from tests.commands import ROOT
 
 V = 11
@@ -98,32 +99,22 @@ def start_values(config, functions=BUILT_IN):
         return session.run({v.op.name: v for v in tf.global_variables()})
 
 
-def train_graph(network, threads=1, in_one_window=False):
-    """Build the graph of a training step on one process, and its runner.
-
-    The rows of a user-defined network are computed in one window only on a GPU.
-    """
+def train_graph(network, at_once=None, gpu=None):
+    """Build the graph of a training step on one process, and its runner; see `divide_rows`."""
     config = network.config
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
-    in_one_window = in_one_window or network.is_built_in
-    of_window = rows if in_one_window else rows.first_micro_batches(1)
-    division = Division(of_window, threads, sums_windows=not in_one_window)
+    division = divide_rows(rows, Device(1, 1, gpu), network.is_built_in, at_once)
     graph = build_train_graph(network, Communicator(), division)
-    return graph, WindowRunner(graph.window, rows, threads)
+    return graph, WindowRunner(graph.window, rows, division.num_threads)
 
 
-def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=V):
+def train(config, functions=BUILT_IN, at_once=1, steps=3, vocab_size=V):
     """Return all variables and the recurrent state after some steps on one process."""
     config = functions.resolve(config)
     words = np.random.default_rng(0).integers(0, vocab_size, [100, config.batch_size])
-    rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
-    windows = rows.first_micro_batches(at_once)
-    division = Division(windows, threads, not functions.is_built_in or windows != rows)
     with tf.Graph().as_default():
         tokens = ["<eos>", *map(str, range(1, vocab_size))]
-        network = Network(config, vocab_size, functions, tokens)
-        graph = build_train_graph(network, Communicator(), division)
-        runner = WindowRunner(graph.window, rows, threads)
+        graph, runner = train_graph(Network(config, vocab_size, functions, tokens), at_once)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in range(steps):

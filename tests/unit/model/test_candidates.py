@@ -32,13 +32,13 @@ def draw(num_sampled, distribution, unique, runs, sampler=None):
 @pytest.mark.parametrize("unique", [True, False])
 def test_distributions_are_those_of_tensorflow(distribution, unique):
     sampler = getattr(tf.nn, f"{distribution}_candidate_sampler")
-    expected, own = (draw(5, distribution, unique, 3000, f) for f in (sampler, None))
+    expected, own = (draw(5, distribution, unique, 1000, f) for f in (sampler, None))
     # About four standard deviations.
     frequencies = [
-        np.bincount(sampled.ravel(), minlength=V) / 3000 for sampled, *_ in (own, expected)
+        np.bincount(sampled.ravel(), minlength=V) / 1000 for sampled, *_ in (own, expected)
     ]
-    np.testing.assert_allclose(*frequencies, atol=0.06)
-    np.testing.assert_allclose(own[1].mean(0), expected[1].mean(0), atol=0.02)
+    np.testing.assert_allclose(*frequencies, atol=0.1)
+    np.testing.assert_allclose(own[1].mean(0), expected[1].mean(0), atol=0.035)
     for sampled, true, counts in zip(*own):
         assert not unique or len(set(sampled)) == 5
         np.testing.assert_array_equal(counts, true[sampled, 0])

@@ -133,7 +133,7 @@ def test_the_state_is_computed_before_the_weights_change(load, optimizer):
     config = dataclasses.replace(file.config, optimizer=optimizer)
     threads = tf.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
     with tf.Graph().as_default(), tf.Session(config=threads) as session:
-        step = train_graph(Network(config, V, file.functions), in_one_window=True)
+        step = train_graph(Network(config, V, file.functions), gpu=0)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         words = np.arange(18, dtype=np.int32).reshape(6, 3) % V

@@ -218,8 +218,12 @@ def updated(optimizer, threads):
         return [value.tobytes() for value in session.run(tf.global_variables())]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_update_is_bitwise_identical_for_any_number_of_threads(optimizer):
+def updated_by_all(threads):
+    return {optimizer: updated(optimizer, threads) for optimizer in OPTIMIZERS}
+
+
+def test_an_update_is_bitwise_identical_for_any_number_of_threads():
     """Ranks may have different numbers of threads."""
-    first, *others = in_new_processes(updated, [(optimizer, threads) for threads in (1, 2, 3)])
-    assert others == [first, first]
+    first, *others = in_new_processes(updated_by_all, [(threads,) for threads in (1, 2, 3)])
+    for found in others:
+        assert [name for name in OPTIMIZERS if found[name] != first[name]] == []
