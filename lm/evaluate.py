@@ -87,13 +87,10 @@ def _evaluate(parsed, comm, supervisor):
     supervisor.timeout = options.step_timeout_seconds
     from lm.events.reporter import Heartbeat
     from lm.inference.evaluator import evaluate
-    from lm.inference.trained_run import open_run
 
     with contextlib.closing(Heartbeat(lambda: supervisor.activity)):
-        with on_all_ranks(comm):
-            run = open_run(**open_arguments)
         results = evaluate(
-            run,
+            _open_on_all_ranks(comm, open_arguments),
             splits=[os.path.expanduser(split.strip()) for split in options.split.split(",")],
             comm=comm,
             data_path=options.data_path,
@@ -106,6 +103,20 @@ def _evaluate(parsed, comm, supervisor):
         print(*map(json.dumps, results), sep="\n")
     elif comm.is_rank_0:
         _print_table(results)
+
+
+def _open_on_all_ranks(comm, arguments):
+    """Open a run at the checkpoint that rank 0 finds.
+
+    If the run is still training, other ranks may see a newer checkpoint.
+    """
+    from lm.inference.trained_run import open_run
+
+    with on_all_ranks(comm):
+        first = comm.is_rank_0 and open_run(**arguments)
+    directory, checkpoint = comm.gather(first and [first.directory, first.checkpoint.path])[0]
+    with on_all_ranks(comm):
+        return first or open_run(**{**arguments, "directory": directory, "checkpoint": checkpoint})
 
 
 def _print_table(results):

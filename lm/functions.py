@@ -27,11 +27,11 @@ class Audit:
         return {name: (shape, "float32") for name, shape in found.items()}
 
     def build(self, build: Callable[[], tuple], name: str, *call: Any) -> tuple:
-        """Return `build()`: the results of a function, and the variables that it used by name.
+        """Return the results of a function of the network, the first result of `build()`.
 
         `call` contains the shape of the first result, the inputs and the context of the call.
         """
-        return build()
+        return build()[0]
 
     def start_update(self, global_step: Any, replaced: Mapping[str, Sequence[str]]) -> Any:
         """Return a `UserUpdate` if the config file takes part in the update, which is built next.

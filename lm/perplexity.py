@@ -6,9 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-# In nats per token. For larger values, the perplexity overflows float64: the run has diverged.
-MAX_MEAN_NLL = 709.0
-
 
 @dataclasses.dataclass(frozen=True)
 class NllSum:

@@ -280,7 +280,7 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
-        raise different_version(source, f"unknown field {unknown[0]}")
+        raise different_version(source, f"unknown field {unknown[0]!r}")
     try:
         return cls(**_typed(cls, values, source))
     except UserError:

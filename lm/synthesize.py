@@ -20,7 +20,7 @@ class OutputChoice(Checked):
     """The flag that selects the directory."""
 
     output_dir: str = option(
-        "", "directory of the corpus: the --data_path of lm.train", required=True, is_path=True
+        "", "new directory of the corpus: the --data_path of lm.train", required=True, is_path=True
     )
 
 

@@ -35,7 +35,7 @@ def weight_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
     return {v.op.name: v for v in graph.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
 
 
-def shared_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
+def global_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
     """Return the variables that the ranks share, by name."""
     # Put the weights first, in the order of their creation, so that equal checkpoints have equal
     # files.
@@ -138,7 +138,7 @@ class VariableReader:
     """
 
     def __init__(self, group_bytes: int = READ_BYTES):
-        variables = shared_variables(tf.get_default_graph())
+        variables = global_variables(tf.get_default_graph())
         with tf.name_scope("lm_reader"):
             self._groups = [
                 [(rows, _rows_tensor(rows, variables[rows.name])) for rows in group]
@@ -181,7 +181,7 @@ class VariableLoader:
         types: Mapping[str, tf.DType] | None = None,
     ):
         graph, self._types = tf.get_default_graph(), types or {}
-        found = shared_variables(graph)
+        found = global_variables(graph)
         chosen = weight_variables(graph) if names is None else names
         variables = {name: found[name] for name in chosen}
         # TensorFlow cannot read some rows of a tensor of type float16.

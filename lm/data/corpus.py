@@ -93,13 +93,7 @@ def load_corpus(
       tokenizer: Replaces the tokenizer of the config.
     """
     kind, directory, sources = find_sources(data_path, config, data_url)
-    sha256_by_split = {split: sha256_of_text(source.parts) for split, source in sources.items()}
-    for split, source in sources.items() if kind == "ptb" else ():
-        if sha256_by_split[split] != PTB_SHA256[os.path.basename(source.path)]:
-            logger.warning(
-                f"{source.path} is not the published PTB; its perplexity cannot be compared with"
-                " published ones"
-            )
+    sha256_by_split = checksums(kind, sources)
     is_inherited = tokenizer is not None
     given = None if is_inherited else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
@@ -125,6 +119,18 @@ def load_corpus(
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=known_perplexity if is_whole else None,
     )
+
+
+def checksums(kind: str, sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return the SHA-256 of each split, and warn of splits that are not the published PTB."""
+    found = {split: sha256_of_text(source.parts) for split, source in sources.items()}
+    for split, source in sources.items() if kind == "ptb" else ():
+        if found[split] != PTB_SHA256[os.path.basename(source.path)]:
+            logger.warning(
+                f"{source.path} is not the published PTB; its perplexity cannot be compared with"
+                " published ones"
+            )
+    return found
 
 
 def corpus_record(

@@ -159,10 +159,10 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     contains this corpus, it stays unchanged.
 
     Raises:
-      UserError: If the directory contains other files.
+      UserError: If the directory exists, and does not contain this corpus.
     """
     directory = os.path.realpath(directory)
-    if not os.path.exists(directory) or not os.listdir(directory):
+    if not os.path.exists(directory):
         parent = os.path.dirname(directory)
         os.makedirs(parent, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".corpus-", dir=parent) as staging:
@@ -179,8 +179,8 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     truth = load_known_perplexity(directory, sha256)
     if truth is None or truth.options != dataclasses.asdict(options):
         raise UserError(
-            f"{directory} contains files that do not belong to this corpus: move the directory"
-            " away, or choose a new directory"
+            f"{directory} exists, but does not contain exactly this corpus: move it away, or choose"
+            " a new directory"
         )
     return truth
 

@@ -1,6 +1,5 @@
 """TensorBoard event files with the numbers of a run."""
 
-import math
 import os
 import socket
 import time
@@ -11,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lm.events.append import RetryingAppend
-from lm.perplexity import MAX_MEAN_NLL
+from lm.perplexity import NllSum
 
 _METRICS = "perplexity", "bits_per_byte", "bits_per_character", "word_perplexity"
 
@@ -63,7 +62,7 @@ class TensorBoardWriter:
             if value is not None:
                 summary.value.add(tag=tag, simple_value=value)
         if kind == "step" and self._has_perplexity:
-            perplexity = math.exp(min(fields["loss"], MAX_MEAN_NLL))
+            perplexity = NllSum(fields["loss"], 1).perplexity
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:
             self._add(summary=summary, step=fields["step"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm.data.advice import check_known
-from lm.data.corpus import corpus_record
+from lm.data.corpus import checksums, corpus_record
 from lm.data.encoding import Encoded, encode_source, map_ids
 from lm.data.location import find_data_path, find_sources
 from lm.data.splits import SPLITS, Source, source_of
@@ -28,7 +28,6 @@ from lm.model.evaluation import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
 from lm.tokens.symbols import Characters
-from lm.tokens.text import sha256_of_text
 
 
 def evaluate(
@@ -114,14 +113,12 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     kind, _, sources = find_sources(data_path, run.config)
     if split not in sources:
         raise UserError(f"the corpus in {data_path} has no {split} split")
-    if not is_given:
-        sha256 = {name: sha256_of_text(source.parts) for name, source in sources.items()}
-        record = corpus_record(kind, data_path, sha256, run.tokenizer)
-        if record.sha256 != run.checkpoint.manifest.record.corpus.sha256:
-            raise UserError(
-                f"the corpus in {data_path} has changed since the training of {run.directory}: to"
-                f" use the changed corpus anyway, add --data_path {data_path}"
-            )
+    record = corpus_record(kind, data_path, checksums(kind, sources), run.tokenizer)
+    if not is_given and record.sha256 != run.checkpoint.manifest.record.corpus.sha256:
+        raise UserError(
+            f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
+            f" the changed corpus anyway, add --data_path {data_path}"
+        )
     return _encode(run, split, sources[split])
 
 

@@ -62,14 +62,19 @@ def open_run(
     record = found.manifest.record
     if record.config_file and functions.sha256 is None:
         raise missing_config_file(directory, record)
+    if functions.sha256 and not record.config_file:
+        raise UserError(
+            f"{directory} was trained without a network or fields of a config file: leave out"
+            f" --config {functions.where}"
+        )
     tokenizer = saved_tokenizer(directory)
     used = dataclasses.replace(
         record, vocabulary=tokenizer.sha256, config_file=functions.file_record
     )
     difference = first_difference(record, used, files_may_differ=allow_changed_config_file)
-    if difference and difference.file:
+    if difference and difference.is_file:
         raise UserError(
-            f"{functions.where}: {difference.file} differs from {difference.file} of {found.path}:"
+            f"{functions.where}: {difference.name} differs from {difference.name} of {found.path}:"
             " restore the file, or add --allow_changed_config_file"
         )
     if difference:

@@ -168,7 +168,9 @@ def continued_log_probs(
         losses_B, state_BS = next_loss(network, inputs_TB[t], targets_TB[t], state_BS, losses)
         # TensorFlow would run an unused tf.global_variables_initializer() of a network before the
         # loop, which would replace the trained weights.
-        tf.get_default_graph().function_captures.control.clear()
+        body = tf.get_default_graph()
+        if body.building_function:  # not after tf.disable_v2_behavior()
+            body.function_captures.control.clear()
         return t + 1, state_BS, found.write(t, -losses_B)
 
     state_shape = tf.TensorShape([inputs_TB.shape[1], state_size(network)])

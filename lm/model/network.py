@@ -115,6 +115,7 @@ class Network:
         """Call a function of the network. `shape` is the shape of the first result."""
 
         def build() -> tuple[Built, Mapping[str, tf.Variable]]:
+            """Return the results of the function, and the variables that it used by name."""
             # Use a separate name scope: if an operation took the name of a variable, the variable
             # would have a different name in this graph.
             scope = tf.name_scope("lm_network")
@@ -124,8 +125,7 @@ class Network:
             collected(context).is_built = True
             return found, used
 
-        found, _ = self.audit.build(build, name, shape, words[0], context)
-        return found
+        return self.audit.build(build, name, shape, words[0], context)
 
     def losses(
         self, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, state: State, context: Context

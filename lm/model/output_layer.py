@@ -52,9 +52,10 @@ class OutputLayer:
 
     def _only(self, setting: str, tables: Mapping[str, Table]) -> Table:
         if len(tables) != 1:
+            fix = "give the other tables a name" if tables else "look up the words with it"
             raise UserError(
                 f"{self._where}: {setting} needs exactly one table of context.embed(inputs_TB), not"
-                f" {', '.join(sorted(tables)) or 'none'}: give the other tables a name"
+                f" {', '.join(sorted(tables)) or 'none'}: {fix}"
             )
         (only,) = tables.values()
         return only

@@ -55,25 +55,22 @@ class Inert:
     __iter__ = __len__ = __getitem__ = __float__ = __int__ = __array__ = _no_value
 
 
-def _horovod() -> Inert:
-    """Return a package `horovod` with one rank: a loaded program does not exchange any values."""
-    hvd = Inert("hvd")
-    for name in ("rank", "local_rank", "cross_rank"):
-        setattr(hvd, name, lambda: 0)
-    for name in ("size", "local_size", "cross_size"):
-        setattr(hvd, name, lambda: 1)
-    for name in ("DistributedOptimizer", "allreduce", "broadcast"):
-        setattr(hvd, name, lambda value, *arguments, **options: value)
-    hvd.tensorflow = hvd.keras = hvd
-    return hvd
-
-
-HOROVOD = _horovod()
+# A package `horovod` with one rank: a loaded program does not exchange any values.
+HOROVOD = Namespace(
+    "horovod",
+    Inert("hvd"),
+    **dict.fromkeys(("rank", "local_rank", "cross_rank"), lambda: 0),
+    **dict.fromkeys(("size", "local_size", "cross_size"), lambda: 1),
+    **dict.fromkeys(
+        ("DistributedOptimizer", "allreduce", "broadcast"), lambda value, *args, **options: value
+    ),
+)
+HOROVOD.tensorflow = HOROVOD.keras = HOROVOD
 
 
 def parts_of_tensorflow() -> dict[str, Any]:
     """Return the inert names of the module `tensorflow`, and their values."""
-    # Initializers are inert, because a result that depends on them would reset the weights.
+    # Initializers are inert, because a result that depends on one would be an error.
     names = (
         "Session", "InteractiveSession", "reset_default_graph", "set_random_seed",
         "global_variables_initializer", "local_variables_initializer", "variables_initializer",

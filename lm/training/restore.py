@@ -12,8 +12,8 @@ from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.transfer import (
     VariableLoader,
     check_fits,
+    global_variables,
     saved_state_shapes,
-    shared_variables,
     weight_variables,
 )
 from lm.distributed.agreement import on_all_ranks
@@ -95,7 +95,7 @@ def values_to_resume(
             f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a new"
             " run with --init_from and --init_partly"
         )
-    variables = {name: v.shape.as_list() for name, v in shared_variables(graph).items()}
+    variables = {name: v.shape.as_list() for name, v in global_variables(graph).items()}
     state = saved_state_shapes(state_shapes)
     check_fits(checkpoint.path, tensor_shapes(checkpoint.path), {**variables, **state})
     names = {name: name for name in variables}

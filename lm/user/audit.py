@@ -62,7 +62,7 @@ class UserAudit(Audit):
         shape: Sequence[int | None],
         inputs_TB: tf.Tensor,
         context: Context,
-    ) -> tuple[Built, Mapping[str, tf.Variable]]:
+    ) -> Built:
         where, state_parts = f"{self._path}: {name}", self._network.state_parts
         before, there = set(tf.global_variables()), operations()
         with products_in(context.ops.precision):
@@ -93,7 +93,7 @@ class UserAudit(Audit):
             self._lost = find_lost_assignments(where, made, used, updated)
         check_operations(where, made, results)
         self._warn_of_lost_assignment(used.keys() - unneeded)
-        return (top, after), used
+        return top, after
 
     def start_update(
         self, global_step: tf.Variable, replaced: Mapping[str, Sequence[str]]

@@ -210,6 +210,21 @@ def stop_in_test(rank):
     around(Evaluator, "run", before=act)
 
 
+def new_checkpoint(hidden, final):
+    """Rename a checkpoint after rank 0, and before the other ranks, open the run."""
+    import lm.inference.trained_run
+
+    def wait(*_):
+        while launched_rank() and not os.path.exists(final):
+            time.sleep(0.01)
+
+    def rename(*_):
+        if launched_rank() == 0:
+            os.rename(hidden, final)
+
+    around(lm.inference.trained_run, "open_run", before=wait, after=rename)
+
+
 def slow_copy(seconds):
     """Delay copying the weights of the first checkpoint, which only rank 0 copies."""
     import lm.training.checkpointer

@@ -105,7 +105,7 @@ def train_and_resume(tmp_path, *flags):
     resume = ("--resume", "--test_on", "best", "--max_steps", 4)
     train(tmp_path / "runs/medium", *flags, *resume, num_ranks=2)
     init = ("--init_from", tmp_path / "runs/medium/checkpoints/step-00000004")
-    train(tmp_path / "runs/other", *flags, *init, "--max_steps", 1)
+    train(tmp_path / "runs/other", *flags, *init, "--max_steps", 1, num_ranks=2)
     (tested,) = events(tmp_path / "runs/medium", "test")
     assert tested["step"] == 4 and tested["test_on"] == "best"
 

@@ -9,7 +9,7 @@ from lm import kernels
 from lm.inference.evaluator import evaluate
 from lm.inference.trained_run import open_run
 from tests.commands import events, run_module
-from tests.untrained import make_run
+from tests.untrained import make_run, rewrite_manifest
 
 
 def run_evaluate(run, *arguments, **options):
@@ -90,3 +90,22 @@ def test_the_table_counts_unknown_words(tmp_path, corpora):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert header.replace("|", " ").split()[:2] == ["split", "perplexity"]
     assert cells[0] == "valid" and int(cells[-1].replace(",", "")) > 1000
+
+
+def test_all_ranks_evaluate_the_checkpoint_of_rank_0(tmp_path, corpora):
+    """The run saves a checkpoint after rank 0 has opened the run."""
+    run, hidden = tmp_path / "run", tmp_path / "step-00000008"
+    make_run(run, corpora)
+    make_run(tmp_path / "other", corpora, seed=2)
+    (tmp_path / "other/checkpoints/step-00000007").rename(hidden)
+    manifest = json.loads((run / "checkpoints/step-00000007/manifest.json").read_text())
+    rewrite_manifest(hidden, lambda content: content.update(record=manifest["record"]))
+    rewrite_manifest(hidden, lambda content: content["progress"].update(step=8))
+    result = run_module(
+        "tests.faults.inject", f"new_checkpoint:{hidden}:{run}/checkpoints/step-00000008", "--run",
+        run, "--split", "test", "--data_path", corpora, "--json",
+        num_ranks=2, env={"INJECT_INTO": "lm.evaluate"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["checkpoint"].endswith("step-00000007")
+    assert not hidden.exists()

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
+from lm.config import Config
 from lm.config_file import load_config_file
 from lm.errors import Diverged, UserError
 from lm.inference.generator import Generator
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
+from lm.tokens.symbols import Bytes
 from tests.commands import ROOT, events, run_module, train, train_here
+from tests.untrained import write_run
 from tests.using_a_run import check_commands_agree
 
 GRU = ROOT / "configs/config_gru.py"
@@ -89,6 +92,9 @@ def test_commands_need_the_config_file_of_the_run(run, tmp_path):
     with pytest.raises(UserError, match=r"differs from the config file of .*step-00000020"):
         open_run(run, functions=changed)
     assert open_run(run, functions=changed, allow_changed_config_file=True)
+    write_run(tmp_path / "built_in", Config(hidden_size=3), Bytes())
+    with pytest.raises(UserError, match="leave out --config"):
+        open_run(tmp_path / "built_in", functions=changed)
 
 
 BIGRAM = """

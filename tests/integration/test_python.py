@@ -112,17 +112,24 @@ def test_a_score_is_the_log_probability_of_an_evaluation(examples):
     assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
 
 
-class StopButton(logging.Handler):
+@pytest.fixture
+def stop_button():
     """Interrupts this process once, after the first epoch."""
 
-    def emit(self, record):
-        if record.getMessage().startswith("epoch 1 "):
-            os.kill(os.getpid(), signal.SIGINT)
-            logging.getLogger("lm").removeHandler(self)
+    class StopButton(logging.Handler):
+        def emit(self, record):
+            if record.getMessage().startswith("epoch 1 "):
+                os.kill(os.getpid(), signal.SIGINT)
+                logging.getLogger("lm").removeHandler(self)
+
+    button = StopButton()
+    logging.getLogger("lm").addHandler(button)
+    yield
+    logging.getLogger("lm").removeHandler(button)
 
 
+@pytest.mark.usefixtures("stop_button")
 def test_the_stop_button_saves_the_run(examples):
-    logging.getLogger("lm").addHandler(StopButton())
     flags = {**SHORT, "output_dir": "runs/stopped", "num_epochs": 9}
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         with pytest.raises(KeyboardInterrupt, match="which is saved; continue with"):

@@ -66,7 +66,7 @@ def test_the_proof_finds_identical_checkpoints(project, tmp_path):
     assert "resumed after step 100" in (tmp_path / "proof/killed.txt").read_text()
 
 
-# Writes a different checkpoint on $changed ranks.
+# Writes a different checkpoint on $changed ranks. Says that the run on $inexact ranks is not exact.
 _MPIRUN_OF_THE_PROOF = """
     while [ $# -gt 0 ]; do
         case $1 in -np) ranks=$2 ;; --output_dir) run=$2 ;; --on_event) killed=1 ;; esac
@@ -74,6 +74,7 @@ _MPIRUN_OF_THE_PROOF = """
     done
     mkdir -p $run/checkpoints/step-00000${killed:-3}00
     [ -z "$killed" ] || exit 137
+    [ $ranks != "$inexact" ] || echo "  exact       no: an MPI parameter"
     echo $((ranks == changed)) >$run/checkpoints/step-00000300/model.data-0"""
 
 
@@ -82,6 +83,11 @@ def test_the_proof_reports_a_different_checkpoint(launch):
     assert result.returncode == 1, result.stderr
     *_, resumed, last = result.stdout.splitlines()
     assert resumed.startswith("killed ") and last.startswith("different: ")
+
+
+def test_the_proof_compares_only_exact_runs(launch):
+    result = launch("prove.sh", _MPIRUN_OF_THE_PROOF, arguments=(), inexact="8")
+    assert result.returncode == 2 and "eight-ranks is not exact, so it is" in result.stderr
 
 
 def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path):

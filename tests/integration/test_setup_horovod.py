@@ -167,3 +167,7 @@ def test_a_build_starts_at_most_eight_compilers(set_up):
     for cores, compilers in ((2, 2), (100, 8)):
         commands = f"nproc() {{ echo {cores}; }}; build_jobs"
         assert set_up("first", commands=commands).stdout == f"{compilers}\n"
+    assert (
+        "PARALLEL_LEVEL:-$(build_jobs)}"
+        in set_up("first", commands="declare -f build_horovod").stdout
+    )

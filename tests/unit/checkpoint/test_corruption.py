@@ -149,7 +149,7 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
     [
         ({"format": 2}, "format 2"),
         ({"format": 4}, "format 4"),
-        ({"novelty": 1}, "unknown field novelty"),
+        ({"novelty": 1}, "unknown field 'novelty'"),
     ],
 )
 def test_a_different_version_is_rejected_but_not_called_corrupt(tmp_path, changes, how):

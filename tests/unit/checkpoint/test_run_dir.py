@@ -239,7 +239,7 @@ def test_a_field_may_change_unless_the_run_depends_on_it(resume, options, record
 
 
 def test_fields_of_a_different_version_are_rejected(resume):
-    message = r"manifest.json was written by a different .*\(unknown field flux\); use"
+    message = r"manifest.json was written by a different .*\(unknown field 'flux'\); use"
     with pytest.raises(UserError, match=message):
         resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="cannot resume: flux was 1 in this run"):

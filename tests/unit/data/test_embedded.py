@@ -27,7 +27,7 @@ def _tokens(path):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("corpus")
+    directory = tmp_path_factory.mktemp("corpus") / "d"
     return directory, embedded.write_corpus(directory)
 
 
@@ -126,12 +126,12 @@ def _contents(directory):
 
 
 def test_a_second_call_writes_nothing(tmp_path):
-    first = embedded.write_corpus(tmp_path, SMALL)
-    assert first == embedded.load_known_perplexity(tmp_path, _checksums(tmp_path))
-    before = _contents(tmp_path)
+    first = embedded.write_corpus(tmp_path / "d", SMALL)
+    assert first == embedded.load_known_perplexity(tmp_path / "d", _checksums(tmp_path / "d"))
+    before = _contents(tmp_path / "d")
     assert len(before) == 4
-    assert embedded.write_corpus(tmp_path, SMALL) == first
-    assert _contents(tmp_path) == before
+    assert embedded.write_corpus(tmp_path / "d", SMALL) == first
+    assert _contents(tmp_path / "d") == before
 
 
 def test_interrupted_writing_leaves_nothing(tmp_path, monkeypatch):
@@ -145,6 +145,24 @@ def test_interrupted_writing_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         embedded.write_corpus(tmp_path / "d", SMALL)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [SMALL, OTHER])
+def test_a_directory_of_another_process_is_not_replaced(tmp_path, monkeypatch, options):
+    def write_later(directory, own):
+        write(directory, own)
+        monkeypatch.setattr(embedded, "_write_files", write)
+        others.append(embedded.write_corpus(tmp_path / "d", options))
+
+    others, write = [], embedded._write_files
+    monkeypatch.setattr(embedded, "_write_files", write_later)
+    if options == SMALL:
+        assert [embedded.write_corpus(tmp_path / "d", SMALL)] == others
+    else:
+        with pytest.raises(UserError, match="does not contain exactly this corpus"):
+            embedded.write_corpus(tmp_path / "d", SMALL)
+        assert embedded.write_corpus(tmp_path / "d", OTHER) == others[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
@@ -163,24 +181,24 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
 
 
 def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
-    embedded.write_corpus(tmp_path, SMALL)
-    with open(tmp_path / "valid.txt", "a") as file:
+    embedded.write_corpus(tmp_path / "d", SMALL)
+    with open(tmp_path / "d/valid.txt", "a") as file:
         file.write("ba\n")
-    assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
+    assert embedded.load_known_perplexity(tmp_path / "d", _checksums(tmp_path / "d")) is None
     for content in ("", "[]", "{}", None):
         if content is None:
-            (tmp_path / "truth.json").unlink()
+            (tmp_path / "d/truth.json").unlink()
         else:
-            (tmp_path / "truth.json").write_text(content)
-        assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
+            (tmp_path / "d/truth.json").write_text(content)
+        assert embedded.load_known_perplexity(tmp_path / "d", _checksums(tmp_path / "d")) is None
 
 
 @pytest.mark.parametrize("name", ["train.txt", "valid.txt", "test.txt", "truth.json"])
 @pytest.mark.parametrize("options", [SMALL, OTHER])
 def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
-    embedded.write_corpus(tmp_path, SMALL)
-    (tmp_path / name).write_text("my own words\n")
-    before = _contents(tmp_path)
-    with pytest.raises(UserError, match="contains files that do not belong to this corpus"):
-        embedded.write_corpus(tmp_path, options)
-    assert _contents(tmp_path) == before
+    embedded.write_corpus(tmp_path / "d", SMALL)
+    (tmp_path / "d" / name).write_text("my own words\n")
+    before = _contents(tmp_path / "d")
+    with pytest.raises(UserError, match="exists, but does not contain exactly this corpus"):
+        embedded.write_corpus(tmp_path / "d", options)
+    assert _contents(tmp_path / "d") == before

@@ -76,6 +76,13 @@ def test_a_split_is_evaluated_without_encoding_the_others(tmp_path):
         evaluate(open_run(run), ["test"])
 
 
+def test_the_user_is_warned_of_other_texts_than_ptb(tmp_path, caplog):
+    data_path = write(tmp_path / "d", prefix="ptb.")
+    make_run(tmp_path / "run", data_path, corpus="files")
+    evaluate(open_run(tmp_path / "run"), ["valid"], data_path=data_path)
+    assert "ptb.valid.txt is not the published PTB" in caplog.text
+
+
 def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "lm")
     monkeypatch.setattr("lm.model.evaluation._LOG_SECONDS", -1)

@@ -105,7 +105,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
     change_config(lambda config: config.pop("warmup_steps"))
     assert open_run(tmp_path / "run").config.warmup_steps == Config().warmup_steps
     change_config(lambda config: config.update(flux=1))
-    with pytest.raises(UserError, match=r"manifest.json was written by .*unknown field flux"):
+    with pytest.raises(UserError, match=r"manifest.json was written by .*unknown field 'flux'"):
         open_run(tmp_path / "run")
     change_config(lambda config: (config.pop("flux"), config.update(batch_size=0)))
     with pytest.raises(UserError, match="batch_size must be at least 1"):

@@ -33,6 +33,15 @@ def test_invalid_input_creates_nothing(search, flags, error):
     assert not search.directory.exists()
 
 
+def test_a_search_in_a_run_is_rejected(search, tmp_path):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/run.json").write_text("{}")
+    for place in (tmp_path / "run", tmp_path / "run/checkpoints"):
+        with pytest.raises(UserError, match=r"output_dir .* is a run, or inside a run: choose"):
+            search(f"--output_dir={place}")
+        assert not (place / "search.json").exists()
+
+
 def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     address, corpus = "https://host/a.tgz", os.path.relpath(corpora)

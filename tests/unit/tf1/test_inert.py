@@ -23,7 +23,7 @@ TRAINING = """
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-hvd.init()
+hvd and hvd.init()
 tf.set_random_seed(hvd.rank())
 
 class HookOfProgram(tf.train.SessionRunHook):
