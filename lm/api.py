@@ -191,7 +191,7 @@ class TrainedRun:
 
         `options` are `data_path`, `eval_batch_size`, `token_dtype` and `lines`.
         """
-        from lm.inference.evaluator import evaluate
+        from lm.inference.evaluation import evaluate
 
         if options.get("data_path") is not None:
             options["data_path"] = _path(options["data_path"])

@@ -86,7 +86,7 @@ def _evaluate(parsed, comm, supervisor):
     import_tensorflow()
     supervisor.timeout = options.step_timeout_seconds
     from lm.events.reporter import Heartbeat
-    from lm.inference.evaluator import evaluate
+    from lm.inference.evaluation import evaluate
 
     with contextlib.closing(Heartbeat(lambda: supervisor.activity)):
         results = evaluate(

@@ -53,7 +53,7 @@ class NetworkFunctions:
     by_name: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     sha256: str | None = None  # checksum of the config file if runs depend on the file
     config_class: type[Config] = Config
-    # SHA-256 of the files that the config file loads with lm.tf1, by name
+    # SHA-256 of the files that the config file loads or imports, by name
     loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property

@@ -59,7 +59,7 @@ class FileRecord:
 
     path: str
     sha256: str
-    loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256; see lm/tf1
+    loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ CLIENT = pathlib.Path(__file__).with_name("fork_client.py")
 _READ_LATE = ("LM_", "HOROVOD_", "OMPI_", "PYTHONIOENCODING", "XDG_CACHE_HOME", "INJECT_")
 # Not the modules of commands, because each of them runs as __main__.
 _IMPORTED_EARLY = (
-    "lm.cli.parser", "lm.cli.program", "lm.inference.evaluator", "lm.inference.generator",
+    "lm.cli.parser", "lm.cli.program", "lm.inference.evaluation", "lm.inference.generator",
     "lm.inference.saved_model", "lm.inference.scorer", "lm.training.run",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.generator import Generator
 from lm.inference.sampling import Sampling
 from lm.inference.saved_model import export

@@ -21,7 +21,7 @@ from lm.functions import NetworkFunctions
 from lm.model.network import Network
 from lm.model.windows import WindowRunner
 from lm.training import step as training
-from lm.training.prepared_run import PreparedRun
+from lm.training.session_calls import SessionCalls
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
@@ -36,7 +36,7 @@ def build_step(
     vocab_size: int,
     threads: int,
     comm: Communicator,
-    prepare: Callable[[tf.Session], Callable] = PreparedRun,
+    prepare: Callable[[tf.Session], Callable] = SessionCalls,
 ) -> tuple[Step, dict[str, Any]]:
     """Build the training step of `lm.train`, and return the step and facts about it.
 
@@ -84,7 +84,7 @@ class _TracedRun:
     """
 
     def __init__(self, session: tf.Session):
-        self._session, self._run, self._traces_next = session, PreparedRun(session), False
+        self._session, self._run, self._traces_next = session, SessionCalls(session), False
         self.seconds: list[float] = []
         self.traces: dict[tuple[str, str], list[float]] = defaultdict(list)
 

@@ -14,6 +14,7 @@ from lm.tokens.tokenizers import Tokenizer, Words
 from lm.tokens.vocabulary import UNK
 
 _BLOCK = 1 << 18  # token IDs
+_MANY_WORDS = 400_000  # WikiText-103 has 268,000
 # Warn if the head covers less than this fraction of the text that the same number of the most
 # frequent words would cover.
 _LEAST_OF_HEAD = 0.8
@@ -49,6 +50,15 @@ def warn_if_unsorted(ids: np.ndarray, num_words: int, num_head: int) -> None:
             f" {head / counts.sum():.0%} of the training text, but the {num_head:,} most frequent"
             f" words would cover {best / counts.sum():.0%}: sort the vocabulary by frequency, or"
             " remove adaptive_softmax_cutoffs"
+        )
+
+
+def warn_of_many_words(num_words: int) -> None:
+    """Warn if a built vocabulary makes each step slow."""
+    if num_words > _MANY_WORDS:
+        logger.warning(
+            f"the vocabulary has {num_words:,} words, and the memory and time of a step grow with"
+            " this number: consider --vocab_size 50000 or --min_count 3"
         )
 
 

@@ -13,6 +13,7 @@ from lm.data.advice import (
     check_known,
     warn_about_single_line,
     warn_if_unsorted,
+    warn_of_many_words,
     warn_without_spaces,
     warn_without_unknown,
 )
@@ -28,7 +29,6 @@ from lm.tokens.text import sha256_of_text
 from lm.tokens.tokenizers import Tokenizer
 from lm.tokens.vocabulary import UNK
 
-_MANY_WORDS = 400_000  # WikiText-103 has 268,000
 _CONFIG = Config()
 
 
@@ -70,11 +70,8 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
         )
     if config.cutoffs:
         warn_if_unsorted(corpus.train, len(corpus.tokenizer), config.cutoffs[0])
-    elif len(corpus.tokenizer) > _MANY_WORDS and not tokenizer and not config.vocabulary:
-        logger.warning(
-            f"the vocabulary has {len(corpus.tokenizer):,} words, and the memory and time of a"
-            " step grow with this number: consider --vocab_size 50000 or --min_count 3"
-        )
+    elif not tokenizer and not config.vocabulary:
+        warn_of_many_words(len(corpus.tokenizer))
     return corpus
 
 

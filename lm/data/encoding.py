@@ -47,6 +47,7 @@ from lm.tokens.vocabulary import UNK, Vocabulary
 
 ID_DTYPE = np.dtype("<i4")  # The files are little-endian on every machine.
 _ID_BLOCK_BYTES = 1 << 20
+_IDS_FILE, _ENTRY_FILE = "{}.ids", "entry.json"  # the files of an entry of the cache
 # The modules of lm/ that determine the token IDs of a text.
 _RULES = (
     "data/arrays.py", "data/encoding.py", "data/splits.py", "tokens/subwords.py",
@@ -128,7 +129,7 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
     `<unk>` does not occur in the training text.
     """
     config, tokenizer = recipe.config, recipe.tokenizer
-    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
+    paths = {split: os.path.join(directory, _IDS_FILE.format(split)) for split in recipe.sources}
     pieces, found = _new_ids(), {}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
     for split, source in reversed(recipe.sources.items()):
@@ -280,11 +281,11 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
         tokenizer, splits = encode_corpus(recipe, staging)
         if not recipe.tokenizer:
             tokenizer.save(staging)
-        names = [f"{split}.ids" for split in splits]
+        names = [_IDS_FILE.format(split) for split in splits]
         names += [] if recipe.tokenizer else tokenizer.files
         written = {name: sha256_of(os.path.join(staging, name)) for name in names}
         record = dataclasses.asdict(_EntryRecord(written, splits))
-        write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
+        write_atomically(os.path.join(staging, _ENTRY_FILE), json.dumps(record).encode())
         # If locks do not reach other hosts, a faster host may already train from its own entry.
         if not os.path.exists(entry):
             os.rename(staging, entry)
@@ -321,8 +322,8 @@ def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
         return None
     try:
         check_private(entry)
-        with open_regular(os.path.join(entry, "entry.json")) as file:
-            record = from_json(_EntryRecord, parse_object(file.read()), "entry.json")
+        with open_regular(os.path.join(entry, _ENTRY_FILE)) as file:
+            record = from_json(_EntryRecord, parse_object(file.read()), _ENTRY_FILE)
         for name, expected in record.sha256.items():
             if sha256_of(os.path.join(entry, name)) != expected:
                 raise ValueError(f"{name}: checksum mismatch")
@@ -332,5 +333,5 @@ def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
     except (FileNotFoundError, ValueError, KeyError) as error:
         logger.info("the encoded corpus in %s is corrupt (%s)", entry, error)
         return None
-    ids = {split: map_ids(os.path.join(entry, f"{split}.ids")) for split in splits}
+    ids = {split: map_ids(os.path.join(entry, _IDS_FILE.format(split))) for split in splits}
     return EncodedCorpus(ids, tokenizer, splits)

@@ -1,4 +1,8 @@
-"""The commands that start ranks with mpirun, and the placement of ranks on a host ($PLACE)."""
+"""The command and the environment of mpirun, and the placement of ranks on a host ($PLACE).
+
+`passed_on.conf` lists the variables for ranks on other hosts, and `mpirun_defaults.conf` the
+default settings of Open MPI. `run_scripts/launch.sh` passes the variables of its own settings.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Selection of the next word: truncated distributions and reproducible draws."""
+"""The flags of text generation, and the distribution of the next token."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.errors import UserError
-from lm.inference.directory import new_export
+from lm.inference.export_path import new_export
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import tf1_format
 from lm.checkpoint.tensors import tensor_types, weight_tensors
-from lm.inference.directory import new_export
+from lm.inference.export_path import new_export
 from lm.inference.trained_run import Run
 from lm.record import InitRecord
 

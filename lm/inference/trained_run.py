@@ -25,7 +25,7 @@ from lm.record import (
 )
 from lm.tokens.selection import saved_tokenizer
 from lm.tokens.tokenizers import Tokenizer
-from lm.user.trial_run import NetworkCheck
+from lm.user.network_check import NetworkCheck
 
 Built = TypeVar("Built")
 

@@ -8,7 +8,7 @@ import numpy as np
 from lm import logger
 from lm.checkpoint.tensors import load_arrays, weight_tensors
 from lm.errors import needs_extra
-from lm.inference.directory import new_export
+from lm.inference.export_path import new_export
 from lm.inference.trained_run import Run
 
 

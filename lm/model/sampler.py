@@ -1,4 +1,4 @@
-"""Short samples of text during the training."""
+"""Draws of tokens, and short samples of text during the training."""
 
 from collections.abc import Sequence
 

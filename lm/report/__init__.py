@@ -1,1 +1,1 @@
-"""Reports of runs, from their files: `python -m lm.report`."""
+"""Reports of runs, searches and benchmarks, from their files: `python -m lm.report`."""

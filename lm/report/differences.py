@@ -1,4 +1,4 @@
-"""The differences of runs: their results, compared bitwise, and their settings and machines."""
+"""The report of runs for the console, with their differences: results, settings and machines."""
 
 import collections
 from collections.abc import Mapping, Sequence

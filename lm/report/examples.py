@@ -67,7 +67,7 @@ def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator
 
 def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:
     import_tensorflow()
-    from lm.inference.evaluator import load_text
+    from lm.inference.evaluation import load_text
     from lm.inference.generator import Generator
     from lm.inference.sampling import Sampling
     from lm.inference.trained_run import open_run

@@ -5,7 +5,8 @@ module. `tensorflow.py` and `contrib.py` define the TensorFlow that the module i
 `old_python.py` defines names of Python 2. `adapter.py` prepares each call of a function of the
 config file. During these calls, `draws.py` generates random numbers, `feeds.py` passes values to
 placeholders and initial states, and the names in `inert.py` have no effect. `models.py` defines the
-functions of a config file for frequent forms of models.
+functions of a config file for frequent forms of models. `call.py` has the state of a running call,
+`keras.py` and `cells.py` define layers and cells, and `namespace.py` replaces names of modules.
 """
 
 from lm.tf1.feeds import fed

@@ -1,4 +1,4 @@
-"""Calls of the functions of a config file that has loaded TF 1.x modules.
+"""Adapts the functions of a config file that has loaded TF 1.x modules.
 
 During a call, sizes of shapes have `.value`, and TensorFlow's random operations draw from the seed
 of the network's context. So unedited dropout and noise depend only on the seed, the step, the call

@@ -1,4 +1,4 @@
-"""The vocabulary: converts words to token IDs and back."""
+"""The vocabulary: selects the words of a model by frequency, and converts words to token IDs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Vocabulary:
         The result depends only on the arguments, so that all ranks get the same token IDs. With a
         limit of the config, `<unk>` is in the vocabulary, ranked by its number of occurrences plus
         those of the words that it replaces. `vocab_size` includes `<eos>` and `<unk>`, and
-        `min_count` does not apply to them. Without limits, all words are kept, and `<unk>` is not
-        added.
+        `min_count` does not apply to them. Without limits, all words are kept. `encode_corpus` in
+        lm/data/encoding.py then adds `<unk>` as the last word if valid or test contain unknown
+        words.
         """
         counts = {EOS: 0, **counts}
         if config.vocab_size is not None or config.min_count > 1:

@@ -19,7 +19,7 @@ from lm.distributed.signals import stopped_by
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import Diverged, EveryRankError, Stopped
 from lm.events.reporter import Reporter
-from lm.model.evaluation import Evaluator
+from lm.model.evaluator import Evaluator
 from lm.model.network import Network
 from lm.model.sampler import Sampler
 from lm.model.windows import WindowRunner
@@ -30,7 +30,7 @@ from lm.system import peak_memory_mb
 from lm.tokens.symbols import Characters
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
-from lm.training.prepared_run import PreparedRun
+from lm.training.session_calls import SessionCalls
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 
@@ -61,7 +61,7 @@ class Loop:
     progress: TrainProgress  # advances with each step
 
     def __post_init__(self) -> None:
-        self._run_session = PreparedRun(self.session)
+        self._run_session = SessionCalls(self.session)
         self._steps_per_epoch = self.job.batches.steps_per_epoch
         config, max_steps = self.job.config, self.job.options.max_steps
         self._last_step = planned_steps(config, self._steps_per_epoch, max_steps)

@@ -16,7 +16,7 @@ from lm.errors import RunError, short_message
 from lm.events.reporter import Heartbeat, shows_bar
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
-from lm.model.evaluation import Evaluator
+from lm.model.evaluator import Evaluator
 from lm.model.network import Network
 from lm.model.sampler import Sampler
 from lm.model.windows import WindowRunner

@@ -1,4 +1,4 @@
-"""Errors in a user's code: the line that failed, and hints for known failures of TF 1.x code."""
+"""Errors in a user's code: the line that failed, and hints for known failures."""
 
 import os
 import re
@@ -20,7 +20,9 @@ _CALLERS = {  # functions of this project that call a user's code
 _GENERATED = ("<", "__autograph_generated_file")  # the start of the names of generated files
 
 _LOAD = "load the file with tf1.load (docs/own_graph.md)"
-NOT_FED = "_not_fed"  # the end of the name of a tf.placeholder without a value
+# The end of the name of a tf.placeholder without a value. `lm/user/audit.py` rejects it if a result
+# depends on it. The hint below is for errors that TensorFlow raises earlier.
+NOT_FED = "_not_fed"
 _LOADED: set[str] = set()  # the paths of files that tf1.load has loaded
 _UNLESS_LOADED = (  # patterns of the message and of the failed line, for other files
     (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),

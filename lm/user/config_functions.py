@@ -63,6 +63,6 @@ class UserFunctions(NetworkFunctions):
     def check(
         self, config: Config, vocab_size: int, session_config: Any, words: Sequence[str]
     ) -> None:
-        from lm.user.trial_run import check_network
+        from lm.user.network_check import check_network
 
         check_network(config, vocab_size, self, session_config, words)

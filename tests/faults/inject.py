@@ -172,20 +172,20 @@ def slow_first_step(seconds):
 
 def stop_in_evaluation(rank):
     """Stop one rank when it begins to evaluate."""
-    import lm.model.evaluation
+    import lm.model.evaluator
 
     def act(*_):
         if launched_rank() == int(rank):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    around(lm.model.evaluation, "run_evaluation", before=act)
+    around(lm.model.evaluator, "run_evaluation", before=act)
 
 
 def slow_evaluation(seconds):
     """Delay each window of an evaluation."""
-    import lm.model.evaluation
+    import lm.model.evaluator
 
-    original = lm.model.evaluation.run_evaluation
+    original = lm.model.evaluator.run_evaluation
 
     def slow(session, runner, batches, at_work):
         def late():
@@ -194,12 +194,12 @@ def slow_evaluation(seconds):
 
         return original(session, runner, batches, late)
 
-    lm.model.evaluation.run_evaluation = slow
+    lm.model.evaluator.run_evaluation = slow
 
 
 def stop_in_test(rank):
     """Stop one rank during the evaluation of test. Each window takes 0.0125 s."""
-    from lm.model.evaluation import Evaluator
+    from lm.model.evaluator import Evaluator
 
     slow_evaluation(0.0125)
 

@@ -9,7 +9,7 @@ from lm import kernels
 from lm.checkpoint import store
 from lm.data import embedded
 from lm.errors import EveryRankError
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
 from tests import fork_server
 from tests.commands import ROOT, environment, events, mpirun, run_command, train_here

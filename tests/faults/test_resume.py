@@ -9,7 +9,7 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays
 from lm.data import embedded
 from lm.errors import RunError, UserError
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
 from lm.schedule import has_stalled
 from tests.commands import train_here

@@ -9,7 +9,7 @@ from lm.average import average
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.errors import UserError
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
 from tests.commands import one_error, run_module, train_here
 from tests.untrained import make_run

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from lm import kernels
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
 from tests.commands import events, run_module
 from tests.untrained import make_run, rewrite_manifest

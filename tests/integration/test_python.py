@@ -16,7 +16,7 @@ import types
 import numpy as np
 import pytest
 
-from lm.model.evaluation import Evaluator
+from lm.model.evaluator import Evaluator
 from tests.commands import ROOT, run_code
 
 SHORT = dict(

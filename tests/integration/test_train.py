@@ -211,7 +211,7 @@ def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, b
 def test_speeds_are_those_of_this_job_without_saves_and_validations(
     tmp_path, corpora, monkeypatch, caplog
 ):
-    from lm.model.evaluation import Evaluator
+    from lm.model.evaluator import Evaluator
     from lm.training.checkpointer import Checkpointer
     from lm.training.loop import Loop
 

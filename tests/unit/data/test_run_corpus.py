@@ -14,7 +14,7 @@ from lm.data.location import find_data_path
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, UserError
-from lm.inference.evaluator import load_text
+from lm.inference.evaluation import load_text
 from lm.inference.trained_run import open_run
 from lm.record import CorpusRecord, RunRecord
 from lm.training.prepare import prepare

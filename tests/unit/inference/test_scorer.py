@@ -12,7 +12,7 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
 from lm.errors import EveryRankError, UserError
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.lines import read_lines
 from lm.inference.nbest import rescore
 from lm.inference.saved_model import export

@@ -9,7 +9,7 @@ from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import HEADER, V, train_and_evaluate, train_graph
 
 STATELESS = HEADER.replace("def state_shapes", "def unused")

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.training.step import run_step
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import (
     GOOD,
     HEADER,

@@ -13,7 +13,7 @@ from lm.data.batches import Rows
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.checkpoint.saved import manifest
 from tests.unit.model.networks import GOOD, HEADER, V, start_values, train_and_evaluate, train_graph
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.conftest import needs_tf_slim, outputs_of
 

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.conftest import outputs_of
 

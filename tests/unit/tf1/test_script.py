@@ -3,7 +3,7 @@
 import pytest
 
 from lm.errors import UserError
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 
 pytestmark = needs_tf_keras

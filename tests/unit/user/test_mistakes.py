@@ -8,7 +8,7 @@ from lm import logger
 from lm.errors import UserError, short_message
 from lm.model.decoding import target_log_probs
 from lm.model.network import Network
-from lm.user.trial_run import check_network
+from lm.user.network_check import check_network
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {

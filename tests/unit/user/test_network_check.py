@@ -12,7 +12,7 @@ from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
-from lm.user.trial_run import NetworkCheck, check_network
+from lm.user.network_check import NetworkCheck, check_network
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, needs_tf_keras, train_and_evaluate
 
 # The first word of each pair sees the second word.

@@ -9,7 +9,7 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
 from lm.errors import RunError, UserError
-from lm.inference.evaluator import evaluate, load_text
+from lm.inference.evaluation import evaluate, load_text
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_run
 from lm.tokens.tokenizers import Words

@@ -16,7 +16,7 @@ class _Call(NamedTuple):
     tensors: Sequence[tf.Tensor]  # the fetched tensors that are not fed
 
 
-class PreparedRun:
+class SessionCalls:
     """A replacement of `session.run`, which several threads may call at the same time.
 
     `session.run` looks up and checks all fetches and feeds in each call, which takes about 1 ms.

@@ -24,7 +24,7 @@ from lm.errors import EveryRankError, RunError, UserError
 from lm.inference.lines import read_source
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_session
-from lm.model.evaluation import Evaluator, sum_of_units, units_of
+from lm.model.evaluator import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
 from lm.tokens.symbols import Characters

@@ -7,7 +7,7 @@ import pytest
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.inference.evaluator import evaluate
+from lm.inference.evaluation import evaluate
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
 from lm.tokens.symbols import Bytes, Characters
@@ -85,7 +85,7 @@ def test_the_user_is_warned_of_other_texts_than_ptb(tmp_path, caplog):
 
 def test_a_long_evaluation_logs_the_remaining_time(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "lm")
-    monkeypatch.setattr("lm.model.evaluation._LOG_SECONDS", -1)
+    monkeypatch.setattr("lm.model.evaluator._LOG_SECONDS", -1)
     write_run(str(tmp_path / "run"), Config(hidden_size=2, num_steps=5), WORD)
     (tmp_path / "text").write_text("cat " * 8 + "\n")  # two windows
     evaluate(open_run(tmp_path / "run"), [str(tmp_path / "text")], eval_batch_size=1)

@@ -1,19 +1,19 @@
-"""PreparedRun, which replaces session.run in a step."""
+"""SessionCalls, which replaces session.run in a step."""
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.training.prepared_run import PreparedRun
+from lm.training.session_calls import SessionCalls
 
 
-def test_prepared_runs_return_what_session_run_returns():
+def test_they_return_what_session_run_returns():
     columns = np.arange(12.0).reshape(3, 4)
     with tf.Graph().as_default(), tf.Session() as session:
         x, index = tf.placeholder(tf.float32, [3, 2], "x"), tf.placeholder(tf.int64, [], "index")
         row, check_op = tf.gather(x, index, name="row"), tf.debugging.assert_positive(index + 1)
         fetches = [{"row": row, "all": x}, (check_op, index)]
-        run = PreparedRun(session)
+        run = SessionCalls(session)
         for first in range(3):
             feed = {x: columns[:, first : first + 2], index: first}
             found, expected = run(fetches, feed), session.run(fetches, feed)
