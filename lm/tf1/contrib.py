@@ -97,6 +97,16 @@ class _Cells(_Part):
         return super()._missing(name)
 
 
+class InternalCells(Namespace):
+    """An internal module of cells. Programs catch the ImportError of names that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if isinstance(value, Missing):
+            raise AttributeError(name)
+        return value
+
+
 class Contrib(_Part):
     """The module `tf.contrib` for the `tf.nn` of a program."""
 

@@ -51,9 +51,10 @@ class Network:
             return {}
         sizes: list[int] = []
 
-        def create(batch_size: Any, size: int, dtype: tf.DType) -> tf.Tensor:
+        def create(size: int, dtype: tf.DType) -> tf.Tensor:
             sizes.append(size)
-            return tf.zeros([batch_size, size], dtype)
+            with tf.init_scope():  # The program may also use this state outside of a loop.
+                return tf.zeros([1, size], dtype)
 
         context = Context(config, _NUM_WORDS, tuple(map(str, range(_NUM_WORDS))), num_rows=1)
         # As in training, operations must not take the names of variables.
@@ -94,13 +95,13 @@ class Network:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the logits and the parts of the last state of the program's model.
 
-        `state_part` returns the next part of the initial state for a batch size, a size and a type.
+        `state_part` returns the next part of the initial state for a size and a type.
         """
         states: dict[Any, Any] = {}
 
         def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
             if cell not in states:  # A program may request the state of a cell twice.
-                own = [state_part(batch_size, n, dtype) for n in tf.nest.flatten(cell.state_size)]
+                own = [state_part(n, dtype) for n in tf.nest.flatten(cell.state_size)]
                 states[cell] = tf.nest.pack_sequence_as(cell.state_size, own)
             return states[cell]
 

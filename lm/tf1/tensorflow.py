@@ -24,7 +24,7 @@ from tensorflow.python.ops import (
 from lm.errors import UserError
 from lm.tf1 import adapter, feeds, inert
 from lm.tf1.call import current_call, see_logits
-from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, Missing, legacy_seq2seq
+from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, InternalCells, Missing, legacy_seq2seq
 from lm.tf1.namespace import Namespace, Package
 
 _REAL = ("python", "core", "tools")  # packages that still exist
@@ -109,7 +109,7 @@ class TensorFlow(Namespace):
         ops.array_ops.concat, ops.array_ops.split = _concat, _split  # see TF 0.x
         self.python.framework.ops = Namespace(framework_ops.__name__, framework_ops, self)
         for name in RNN_CELLS:  # moved to Keras
-            setattr(ops, name, self.contrib.rnn)
+            setattr(ops, name, InternalCells(f"tensorflow.python.ops.{name}", self.contrib.rnn))
         self.python.training.training_ops = _TrainingOps("training_ops", gen_training_ops)
         self.python.util.nest = NEST
         self.python.tf2 = Namespace("tensorflow.python.tf2", tf2, enabled=lambda: False)

@@ -158,6 +158,11 @@ from past.builtins import xrange
 from tensorflow.contrib.rnn.python.ops import core_rnn_cell
 from tensorflow.python.ops import control_flow_ops, functional_ops, rnn_cell
 from tensorflow.python.ops.rnn_cell_impl import _LayerRNNCell
+try:
+    from tensorflow.python.ops.rnn_cell_impl import _Linear
+    assert False, "programs catch this ImportError"
+except ImportError:
+    pass
 
 import no_package
 import old_cells

@@ -17,8 +17,8 @@ class Model:
         self.targets = tf.placeholder(tf.int32, [rows, steps])
         cells = [tf.contrib.rnn.BasicLSTMCell(units), tf.contrib.rnn.GRUCell(units)]
         cell = tf.contrib.rnn.MultiRNNCell(cells)
-        self.zero_state = cell.zero_state(rows, tf.float32)
-        self.initial_state = cell.zero_state(rows, tf.float32)
+        tf.while_loop(lambda i: i < 1, lambda i: (cell.zero_state(7, tf.float32), i + 1)[1], [0])
+        self.initial_state = cell.zero_state(rows, tf.float32)  # not of the loop, not with 7 rows
         embedding = tf.get_variable("embedding", [size, units])
         inputs = [tf.squeeze(x, [1]) for x in tf.split(
             tf.nn.embedding_lookup(embedding, self.input_data), steps, 1)]
