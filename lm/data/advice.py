@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from lm import logger
-from lm.data.encoding import Encoded, EncodedCorpus
+from lm.data.cache import EncodedCorpus
+from lm.data.encoding import Encoded
 from lm.errors import UserError
 from lm.tokens.symbols import Bytes
 from lm.tokens.tokenizers import Tokenizer, Words

@@ -17,8 +17,9 @@ from lm.data.advice import (
     warn_without_spaces,
     warn_without_unknown,
 )
+from lm.data.cache import EncodedCorpus, load_encoded
 from lm.data.embedded import KnownPerplexity, load_known_perplexity
-from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
+from lm.data.encoding import Encoded, Recipe
 from lm.data.location import find_data_path, find_sources
 from lm.data.ptb import PTB_SHA256
 from lm.data.splits import Source

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import pytest
 
+import lm.data.cache
 import lm.data.corpus
-import lm.data.encoding
 from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.errors import RunError
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def encodings(monkeypatch):
     """The directories into which a corpus was encoded."""
-    done, encode = [], lm.data.encoding.encode_corpus
+    done, encode = [], lm.data.cache.encode_corpus
 
     def spy(*arguments):
         done.append(arguments[-1])
         return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.encoding, "encode_corpus", spy)
+    monkeypatch.setattr(lm.data.cache, "encode_corpus", spy)
     return done
 
 
@@ -84,7 +84,7 @@ def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     data_path = write(tmp_path / "d")
     (tmp_path / "file").write_text("not a directory")
     places = [str(tmp_path / "file" / "cache"), "/proc/nothing"]
-    monkeypatch.setattr(lm.data.encoding, "cache_directories", lambda _: places)
+    monkeypatch.setattr(lm.data.cache, "cache_directories", lambda _: places)
     with pytest.raises(RunError, match=r"file/cache: File exists; /proc/nothing: .*XDG_CACHE"):
         load_corpus(data_path)
 
@@ -171,7 +171,7 @@ def test_each_setting_of_the_data_changes_the_key_of_the_cache(tmp_path, monkeyp
     settings = {f.name for f in dataclasses.fields(Config) if f.metadata["affects"] == "data"}
     # The key contains the texts, which depend on `corpus` and `split`.
     tested = {*OTHER_DATA, "token_dtype", "corpus", "split"}
-    assert settings == tested, "add the new setting to `Recipe.key` and to OTHER_DATA"
+    assert settings == tested, "add the new setting to `_key` in lm/data/cache.py and to OTHER_DATA"
 
 
 def test_pieces_with_the_same_entry_are_counted_together(tmp_path, monkeypatch):
@@ -234,17 +234,17 @@ def test_an_entry_that_is_unreadable_for_a_moment_is_not_replaced(tmp_path, monk
 def test_the_entry_of_a_faster_host_is_kept(tmp_path, monkeypatch):
     """If locks do not reach other hosts, the faster host already trains from its entry."""
     data_path = write(tmp_path / "d")
-    created, encode = [], lm.data.encoding.encode_corpus
+    created, encode = [], lm.data.cache.encode_corpus
 
     def encode_slowly(*arguments):
-        monkeypatch.setattr(lm.data.encoding, "encode_corpus", encode)
-        monkeypatch.setattr(lm.data.encoding, "locked", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(lm.data.encoding, "private_name", lambda name: f"{name}-other-host")
+        monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
+        monkeypatch.setattr(lm.data.cache, "locked", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(lm.data.cache, "private_name", lambda name: f"{name}-other-host")
         load_corpus(data_path)
         created.extend(path.stat().st_ino for path in (tmp_path / "d/.cache").glob("*/train.ids"))
         return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.encoding, "encode_corpus", encode_slowly)
+    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode_slowly)
     load_corpus(data_path)
     [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
     assert created == [ids.stat().st_ino]
@@ -256,14 +256,14 @@ def test_an_entry_that_an_old_list_of_files_hides_is_kept(tmp_path, monkeypatch)
     load_corpus(data_path)
     [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
     before = ids.stat().st_mtime_ns
-    monkeypatch.setattr(lm.data.encoding, "_find_entry", lambda *_: None)
+    monkeypatch.setattr(lm.data.cache, "_find_entry", lambda *_: None)
     load_corpus(data_path)
     assert ids.stat().st_mtime_ns == before
 
 
 def test_files_of_a_killed_process_are_removed(tmp_path):
     data_path = write(tmp_path / "d")
-    left = pathlib.Path(lm.data.encoding.private_name(f"{data_path}/.cache/encoding"))
+    left = pathlib.Path(lm.data.cache.private_name(f"{data_path}/.cache/encoding"))
     left.mkdir(parents=True)
     (left / "train.ids").write_bytes(b"half")
     load_corpus(data_path)
@@ -271,13 +271,13 @@ def test_files_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_an_error(tmp_path, monkeypatch):
-    data_path, encode = write(tmp_path / "d"), lm.data.encoding.encode_corpus
+    data_path, encode = write(tmp_path / "d"), lm.data.cache.encode_corpus
 
     def change_and_encode(*arguments):
         write(data_path, train="something else entirely\n")
         return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.encoding, "encode_corpus", change_and_encode)
+    monkeypatch.setattr(lm.data.cache, "encode_corpus", change_and_encode)
     with pytest.raises(RunError, match=r"train\.txt changed"):
         load_corpus(data_path)
     assert not list((tmp_path / "d" / ".cache").glob("v*-*"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lm.data.encoding
+import lm.data.cache
 import lm.tokens.text
 from lm.config import Config
 from lm.data.corpus import load_corpus
@@ -200,7 +200,7 @@ def test_a_compressed_text_is_the_same_corpus(tmp_path, monkeypatch):
     plain = load_corpus(data_path)
     compress(data_path, "train")
     compress(data_path, "valid")
-    monkeypatch.setattr(lm.data.encoding, "encode_corpus", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(lm.data.cache, "encode_corpus", lambda *_: pytest.fail("encoded again"))
     compressed = load_corpus(data_path)
     assert compressed.record == plain.record
     monkeypatch.undo()
@@ -231,6 +231,6 @@ def test_ptb_has_its_published_size(ptb_archive, tmp_path, monkeypatch):
     assert not any(unknown(first).values())
     lines = (tmp_path / "ptb" / "ptb.valid.txt").read_text().splitlines()
     assert words_of(first, "valid") == [w for line in lines for w in [*line.split(), EOS]]
-    encode = "lm.data.encoding.encode_corpus"
+    encode = "lm.data.cache.encode_corpus"
     monkeypatch.setattr(encode, lambda *_: pytest.fail("the corpus is encoded again"))
     assert load_corpus(data_path).record == first.record
