@@ -18,6 +18,7 @@ _SECRET = re.compile(
 )
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: controls, surrogates and separators
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the order
+_MAX_NAMES = 5  # that a message lists
 _MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 
 
@@ -119,10 +120,10 @@ def short_message(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)[:_MAX_CHARACTERS]}"
 
 
-def first_names(names: Sequence[str], most: int = 5) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first names of a list, and the number of the other names."""
-    more = [f"{len(names) - most:,} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    more = [f"{len(names) - _MAX_NAMES:,} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join([*names[:_MAX_NAMES], *more])
 
 
 @contextlib.contextmanager

@@ -231,13 +231,9 @@ def enclosing_run(path: str) -> str | None:
 
 
 def run_of_checkpoint(path: str) -> str | None:
-    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None.
-
-    The path may be a link.
-    """
+    """Return the path if it is a run, or the run whose checkpoints it belongs to, or None."""
     path = os.path.abspath(path)
-    parents = [os.path.dirname(os.path.dirname(p)) for p in (path, os.path.realpath(path))]
-    return next(filter(load_record, (path, *parents)), None)
+    return path if os.path.exists(os.path.join(path, RUN_FILE)) else enclosing_run(path)
 
 
 def run_with(checkpoint: str) -> str:

@@ -100,7 +100,9 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
 def _find_entry(directory: str, recipe: Recipe) -> EncodedCorpus | None:
     """Return the encoded corpus in a cache, or None if it is missing or corrupt."""
     candidates = [recipe]
-    if recipe.tokenizer:  # A run that resumes may have built its vocabulary from the same text.
+    if isinstance(
+        recipe.tokenizer, Words
+    ):  # A run that resumes may have built its vocabulary from the same text.
         candidates.append(dataclasses.replace(recipe, tokenizer=None))
     for candidate in candidates:
         found = _open_entry(os.path.join(directory, _key(candidate)), candidate)

@@ -42,7 +42,10 @@ class Language(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KnownPerplexity:
-    """The content of truth.json. A perfect model has these perplexities, including `<eos>`."""
+    """The content of truth.json.
+
+    The perplexities are those of a perfect model. They count each `<eos>` as a token.
+    """
 
     valid_perplexity: float
     test_perplexity: float
@@ -167,7 +170,7 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
         os.makedirs(parent, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".corpus-", dir=parent) as staging:
             corpus = os.path.join(staging, "corpus")
-            os.mkdir(corpus)  # Unlike `staging`, it has the permissions of the umask.
+            os.mkdir(corpus)  # with the permissions of the umask; `staging` is private
             _write_files(corpus, options)
             try:
                 os.rename(corpus, directory)
@@ -179,8 +182,8 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     truth = load_known_perplexity(directory, sha256)
     if truth is None or truth.options != dataclasses.asdict(options):
         raise UserError(
-            f"{directory} exists, but does not contain exactly this corpus: move it away, or choose"
-            " a new directory"
+            f"{directory} exists, but does not contain the synthetic corpus of these settings: move"
+            " it away, or choose a new directory"
         )
     return truth
 
@@ -209,13 +212,9 @@ def _write_files(directory: str, options: LanguageOptions) -> None:
             sample = sample_states(language, rng, options.eval_tokens)
         path = os.path.join(directory, f"{split}.txt")
         sha256[split], perplexities[split] = _write_text(path, language, sample)
-    truth = {
-        "valid_perplexity": perplexities["valid"],
-        "test_perplexity": perplexities["test"],
-        "sha256": sha256,
-        "options": dataclasses.asdict(options),
-    }
-    write_json(os.path.join(directory, _TRUTH_FILE), truth)
+    given = dataclasses.asdict(options)
+    truth = KnownPerplexity(perplexities["valid"], perplexities["test"], sha256, given)
+    write_json(os.path.join(directory, _TRUTH_FILE), dataclasses.asdict(truth))
 
 
 def _write_text(path: str, language: Language, sample: Iterator[list[int]]) -> tuple[str, float]:

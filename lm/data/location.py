@@ -1,4 +1,4 @@
-"""Find the files of a corpus, or create them: the synthetic corpus, and PTB by a download."""
+"""Find the files of a corpus. If they are missing, create the synthetic corpus or download PTB."""
 
 import os
 import re
@@ -9,12 +9,11 @@ from lm.config import Config
 from lm.data.embedded import write_corpus
 from lm.data.ptb import PTB_SHA256, download_ptb, is_for_ptb, ptb_in
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
-from lm.errors import ProgramExit, UserError, error_class
+from lm.errors import ProgramExit, UserError, error_class, first_names
 from lm.record import CorpusRecord, load_record
 from lm.tokens.text import sha256_of_text
 
 _DEFAULT_DATA_PATH = "data"
-_MAX_NAMES = 10  # names that a message lists
 # Names of files that probably contain a text of the user.
 _TEXT_NAME = re.compile(
     r"(?!readme|license|requirements).*"
@@ -49,10 +48,10 @@ def find_data_path(
 def _check_data_path(data_path: str, corpus: str) -> None:
     """Check that a given path does not contain a text that the run would ignore."""
     names = [entry.name for entry in _visible(data_path) if _TEXT_NAME.fullmatch(entry.name)]
-    own = [name for name in names if not name.startswith("ptb.")][:_MAX_NAMES]
+    own = [name for name in names if not name.startswith("ptb.")]
     if corpus == "embedded" and own:
         raise UserError(
-            f"data_path {data_path} contains {', '.join(own)}, but the run uses the synthetic"
+            f"data_path {data_path} contains {first_names(own)}, but the run uses the synthetic"
             " corpus; train on your text with --corpus files, or choose a different directory"
         )
 
@@ -74,7 +73,7 @@ def _locate(
         return candidates[-1]
     raise missing_error(
         f"the corpus of {run_dir} is not in {candidates[0]}; mount its disk, or give its directory"
-        " with --data_path (lm.evaluate reads other texts with --split)"
+        " with --data_path; to evaluate another text, give it to lm.evaluate with --split"
     )
 
 
@@ -129,7 +128,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
         return "ptb", ptb
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
-    found = [each.name for each in _visible(data_path) if _is_own(each, needs_ptb)][:_MAX_NAMES]
+    found = [each.name for each in _visible(data_path) if _is_own(each, needs_ptb)]
     has_changed_ptb = any(
         sha256_of_text(source.parts) != PTB_SHA256[os.path.basename(source.path)]
         for source in ptb.values()
@@ -139,10 +138,10 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
     if own or has_changed_ptb or has_other_files:  # PTB must not complete a text of the user.
         found = found or sorted(os.path.basename(source.path) for source in own.values())
         raise UserError(
-            f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"
-            f" and test.txt (other forms: data/README.md), or for PTB {', '.join(PTB_SHA256)};"
-            " rename or move the files, or choose a file or a directory with --data_path or an"
-            " archive of PTB with --data_url"
+            f"{data_path} contains {first_names(found)}, but a corpus is either train.txt,"
+            " valid.txt and test.txt (other forms: data/README.md), or for PTB"
+            f" {', '.join(PTB_SHA256)}; rename or move the files, or choose a file or a directory"
+            " with --data_path or an archive of PTB with --data_url"
         )
     state = "does not contain a corpus" if os.path.isdir(data_path) else "does not exist"
     logger.info(

@@ -113,7 +113,8 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     kind, _, sources = find_sources(data_path, run.config)
     if split not in sources:
         raise UserError(f"the corpus in {data_path} has no {split} split")
-    record = corpus_record(kind, data_path, checksums(kind, sources), run.tokenizer)
+    hashed = {split: sources[split]} if is_given else sources
+    record = corpus_record(kind, data_path, checksums(kind, hashed), run.tokenizer)
     if not is_given and record.sha256 != run.checkpoint.manifest.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
@@ -158,8 +159,6 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks."""
     return {
         **dataclasses.asdict(run.config),
-        # If the run is still training, some ranks may have opened a newer checkpoint.
-        "the step of the checkpoint": run.checkpoint.manifest.step,
         "checkpoint": run.checkpoint.manifest.files,
         "config file (SHA-256)": run.functions.sha256,
         "vocabulary": run.tokenizer.sha256,

@@ -27,7 +27,7 @@ from lm.data.corpus import load_corpus_to_train
 from lm.errors import RunError, UserError, first_line
 from lm.files import locked, write_atomically, write_json
 from lm.options import replaced
-from lm.record import LOCK_FILE, RUN_FILE, enclosing_run
+from lm.record import LOCK_FILE, run_of_checkpoint
 from lm.search.settings import (
     CONFIG_COPY,
     SEARCH_FILE,
@@ -76,8 +76,7 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
     If an input is invalid, the directory stays unchanged. The stack unlocks the directory.
     """
     search = _check(arguments, settings)
-    is_run = os.path.exists(os.path.join(search.directory, RUN_FILE))
-    if is_run or enclosing_run(search.directory):
+    if run_of_checkpoint(search.directory):
         raise UserError(
             f"output_dir {search.directory} is a run, or inside a run: choose a different directory"
         )

@@ -35,7 +35,7 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "test.txt").write_text("my own\n")
     result = run_module("lm.synthesize", "--output_dir", tmp_path)
     assert result.returncode == 2
-    assert "exists, but does not contain exactly this corpus" in result.stderr
+    assert "exists, but does not contain the synthetic corpus of" in result.stderr
 
 
 def test_too_little_memory_is_one_line(tmp_path):

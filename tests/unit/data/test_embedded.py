@@ -159,7 +159,7 @@ def test_a_directory_of_another_process_is_not_replaced(tmp_path, monkeypatch, o
     if options == SMALL:
         assert [embedded.write_corpus(tmp_path / "d", SMALL)] == others
     else:
-        with pytest.raises(UserError, match="does not contain exactly this corpus"):
+        with pytest.raises(UserError, match="does not contain the synthetic corpus of"):
             embedded.write_corpus(tmp_path / "d", SMALL)
         assert embedded.write_corpus(tmp_path / "d", OTHER) == others[0]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -199,6 +199,6 @@ def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
     embedded.write_corpus(tmp_path / "d", SMALL)
     (tmp_path / "d" / name).write_text("my own words\n")
     before = _contents(tmp_path / "d")
-    with pytest.raises(UserError, match="exists, but does not contain exactly this corpus"):
+    with pytest.raises(UserError, match="exists, but does not contain the synthetic corpus of"):
         embedded.write_corpus(tmp_path / "d", options)
     assert _contents(tmp_path / "d") == before

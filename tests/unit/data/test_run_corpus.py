@@ -48,7 +48,9 @@ def test_the_first_recorded_directory_is_used(tmp_path, own_text):
 def test_a_missing_corpus_is_one_line_with_the_flag(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     write_record(tmp_path / "run", kind, tmp_path / "moved")
-    with pytest.raises(UserError, match=r"is not in .*/moved; .* with --data_path \(.*\)$"):
+    with pytest.raises(
+        UserError, match=r"is not in .*/moved; .* with --data_path; to evaluate .* with --split$"
+    ):
         find_data_path("files", ["run"])
     # The default directory of a project that was moved as a whole contains the corpus.
     write(tmp_path / "data", prefix="ptb." if kind == "ptb" else "")
@@ -204,7 +206,7 @@ def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     expected = load_text(run, "valid").ids.tolist()
     assert len(expected) == 5 * 300
     write(tmp_path / "ptb", prefix="ptb.")
-    message = f"the corpus of .* is not in {tmp_path}/ptb; .* other texts with --split"
+    message = f"the corpus of .* is not in {tmp_path}/ptb; .* to lm.evaluate with --split"
     with pytest.raises(UserError, match=message):
         load_text(run, "valid", str(tmp_path / "ptb"))
     own_text.rename(tmp_path / "moved")
