@@ -27,7 +27,7 @@ class Audit:
         return {name: (shape, "float32") for name, shape in found.items()}
 
     def build(self, build: Callable[[], tuple], name: str, *call: Any) -> tuple:
-        """Return the results of a function of the network, the first result of `build()`.
+        """Call `build`, and return its first result: the results of the network function `name`.
 
         `call` contains the shape of the first result, the inputs and the context of the call.
         """

@@ -10,7 +10,7 @@
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
-(($# == 0)) || fail "no arguments; compare_baseline.sh compares runs of your config"
+(($# == 0)) || fail "this script takes no arguments; compare_baseline.sh compares runs of your config"
 "$root/run_scripts/setup.sh"
 
 row='%-12s %5s %7s  %-12s  %.32s\n'

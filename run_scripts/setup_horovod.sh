@@ -11,7 +11,7 @@ build_horovod() (
     # With gcc >= 13, some of Horovod's files lack includes. With build isolation, Horovod silently builds
     # without TensorFlow. --quiet stops Horovod's setup.py from passing make's VERBOSE=1 to Ninja.
     export PATH=$venv/bin:$PATH CMAKE_GENERATOR=Ninja CXX=${CXX:-g++}
-    # CMake passes this number to Ninja. Without MAKEFLAGS, which Ninja ignores, Horovod's setup.py would add -j8.
+    # CMake passes the number of compilers to Ninja. Without MAKEFLAGS, which Ninja ignores, Horovod's setup.py would add -j8.
     export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)} MAKEFLAGS=-j8
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1

@@ -23,7 +23,7 @@ _CLAUSE = re.compile("[\u3040-\u30ff\u3400-\u9fff]{6}")  # Japanese and Chinese 
 
 
 def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer, file: str | None = None) -> None:
-    """Raise UserError if the vocabulary of a text lacks parts of the text and `<unk>`.
+    """Raise UserError if a text has words outside of a vocabulary that does not contain `<unk>`.
 
     `file` is the file of the vocabulary if it is not the vocabulary of a run.
     """

@@ -1,8 +1,8 @@
 """The network as a TensorFlow graph, from token IDs to the loss.
 
 `network` calls the functions of the built-in network (`lstm`) or of a config file with a `context`,
-and `output_layer` predicts the words. For large vocabularies, it uses `adaptive` or `candidates`.
-`windows` and `decoding` build graphs with it, which share the weights (`variables`). `evaluator`
-and `sampler` use these graphs during the training. `ops` chooses between the compiled ops of
+and `output_layer` predicts the words, for large vocabularies with `adaptive` or `candidates`.
+`windows` and `decoding` build graphs with a network, which share the weights (`variables`).
+`evaluator` computes losses, and `sampler` draws texts. `ops` chooses between the compiled ops of
 `lm.kernels` and TensorFlow's own ops (`plain`).
 """

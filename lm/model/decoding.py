@@ -166,10 +166,10 @@ def continued_log_probs(
 
     def step(t, state_BS, found):
         losses_B, state_BS = next_loss(network, inputs_TB[t], targets_TB[t], state_BS, losses)
-        # TensorFlow would run an unused tf.global_variables_initializer() of a network before the
-        # loop, which would replace the trained weights.
+        # A network may call tf.global_variables_initializer() without using its result. TensorFlow
+        # would run these initializers before the loop, and replace the trained weights.
         body = tf.get_default_graph()
-        if body.building_function:  # not after tf.disable_v2_behavior()
+        if body.building_function:  # False if a program called tf.disable_v2_behavior()
             body.function_captures.control.clear()
         return t + 1, state_BS, found.write(t, -losses_B)
 

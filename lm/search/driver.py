@@ -75,7 +75,7 @@ class Driver:
             self._running[slots] = trial, TrialJob(directory, config, self._search, slots)
 
     def _observe(self, trial: optuna.Trial, job: TrialJob) -> bool:
-        """Report the new epochs of a job, stop a bad job, and return whether the job is running."""
+        """Report new epochs to the study, stop a pruned trial, and return whether the job runs."""
         is_running = job.poll()
         for found in job.new_validations():
             trial.set_user_attr(EPOCHS, found.epochs)
@@ -83,7 +83,7 @@ class Driver:
                 continue
             # A second report of an epoch has no effect.
             trial.report(found.perplexity, int(found.epochs))
-            # After the last step, a run ignores the stop signal and finishes.
+            # If the run has already taken its last step, it ignores the stop signal and finishes.
             if trial.should_prune():
                 job.stop()
         return is_running

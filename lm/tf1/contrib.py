@@ -83,7 +83,7 @@ class _Part(Namespace):
 
 
 class _Cells(_Part):
-    """The module `tf.contrib.rnn` and the internal modules of cells, with their private names."""
+    """The module `tf.contrib.rnn`, with cells that only tf_keras has, under their old names."""
 
     def _missing(self, name: str) -> Any:
         if name in ("NASCell", "LayerNormBasicLSTMCell"):
@@ -98,7 +98,10 @@ class _Cells(_Part):
 
 
 class InternalCells(Namespace):
-    """An internal module of cells. Programs catch the ImportError of names that it lacks."""
+    """One of TensorFlow's internal modules of cells.
+
+    A name that the module lacks raises ImportError, because programs catch this error.
+    """
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)

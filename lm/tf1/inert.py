@@ -55,7 +55,7 @@ class Inert:
     __iter__ = __len__ = __getitem__ = __float__ = __int__ = __array__ = _no_value
 
 
-# A package `horovod` with one rank: a loaded program does not exchange any values.
+# A package `horovod` with one rank, because the trainer exchanges the gradients of all ranks.
 HOROVOD = Namespace(
     "horovod",
     Inert("hvd"),
@@ -70,7 +70,8 @@ HOROVOD.tensorflow = HOROVOD.keras = HOROVOD
 
 def parts_of_tensorflow() -> dict[str, Any]:
     """Return the inert names of the module `tensorflow`, and their values."""
-    # Initializers are inert, because a result that depends on one would be an error.
+    # Initializers have no effect. Otherwise, the audit would reject a network whose results depend
+    # on one, because it assigns to variables.
     names = (
         "Session", "InteractiveSession", "reset_default_graph", "set_random_seed",
         "global_variables_initializer", "local_variables_initializer", "variables_initializer",

@@ -45,8 +45,8 @@ def values_of_run(
     if not same_words:
         if not options.new_vocabulary:
             raise UserError(
-                f"--init_from {path} has a different tokenizer than this run: restore its tokenizer"
-                " files, or choose a new --output_dir"
+                f"--init_from {path} was trained with a different tokenizer than this run uses:"
+                f" restore the tokenizer files of {path}, or choose a new --output_dir"
             )
         saved = saved_tokenizer(run_of_checkpoint(path))
         tables = _tables(checkpoint, saved, tokenizer, shapes)

@@ -20,8 +20,8 @@ _CALLERS = {  # functions of this project that call a user's code
 _GENERATED = ("<", "__autograph_generated_file")  # the start of the names of generated files
 
 _LOAD = "load the file with tf1.load (docs/own_graph.md)"
-# The end of the name of a tf.placeholder without a value. `lm/user/audit.py` rejects it if a result
-# depends on it. The hint below is for errors that TensorFlow raises earlier.
+# The end of the name of a tf.placeholder without a value. If a result depends on the placeholder,
+# `lm/user/audit.py` rejects it. `_HINTS` covers errors that TensorFlow raises earlier.
 NOT_FED = "_not_fed"
 _LOADED: set[str] = set()  # the paths of files that tf1.load has loaded
 _UNLESS_LOADED = (  # patterns of the message and of the failed line, for other files

@@ -187,7 +187,11 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
             {"FLAGS_FILE": "quote", "SLURM_ARRAY_TASK_ID": "1", **SLURM},
             "train_slurm: quote, line 1: unmatched quote",
         ),
-        ("prove.sh", {}, "prove: no arguments; compare_baseline.sh compares runs of your config"),
+        (
+            "prove.sh",
+            {},
+            "prove: this script takes no arguments; compare_baseline.sh compares",
+        ),
         ("train_sge.sh", {}, "train_sge: submit this script to a scheduler, or use train.sh"),
         ("train.sh", {"PBS_JOBID": "7", "PBS_NODEFILE": "x"}, "PBS_NODEFILE=x is not readable"),
     ],

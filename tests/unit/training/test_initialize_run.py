@@ -142,7 +142,7 @@ def test_the_tokenizer_of_the_earlier_run_must_be_unchanged(other):
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         for is_part in (False, True):
             options = RunOptions(init_from=path, init_partly=is_part)
-            with pytest.raises(UserError, match="different tokenizer than this run: restore"):
+            with pytest.raises(UserError, match="different tokenizer than this run uses: restore"):
                 load_values(options, tokenizer_of(words[::-1]))
 
 
