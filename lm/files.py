@@ -1,22 +1,19 @@
-"""Files: checksums, JSON, locks and atomic writes."""
+"""Files: checksums, locks and atomic writes."""
 
 import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import secrets
 import socket
 import stat
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lm import logger
 
 _BLOCK_BYTES = 1 << 20
-_MAX_LEVELS = 20  # levels of lists and objects in JSON
-_MAX_DIGITS = 30  # digits of a whole number in JSON; floats can represent such numbers
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -43,33 +40,6 @@ def _open_if_regular(path: str, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-def parse_object(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object from a file that may be damaged, or that another user wrote.
-
-    Raises:
-      ValueError: If the text is not an object, or has too many levels or digits.
-    """
-    try:
-        value = json.loads(text.decode())
-    except RecursionError:
-        raise ValueError("it has too many levels") from None
-    if not isinstance(value, dict):
-        raise ValueError("it must be a JSON object")
-    _check_json(value, _MAX_LEVELS)
-    return value
-
-
-def _check_json(value: Any, levels: int) -> None:
-    if isinstance(value, (dict, list)):
-        if not levels:
-            raise ValueError("it has too many levels")
-        for part in value.values() if isinstance(value, dict) else value:
-            if type(part) is not float:  # most values in a file of a million events
-                _check_json(part, levels - 1)
-    elif type(value) is int and abs(value) >= 10**_MAX_DIGITS:
-        raise ValueError("a number has too many digits")
 
 
 def short_name(text: str) -> str:
@@ -116,11 +86,6 @@ def write_atomically(path: str, content: bytes) -> None:
     """Write a file atomically; see `open_atomically`."""
     with open_atomically(path) as file:
         file.write(content)
-
-
-def write_json(path: str, value: Any) -> None:
-    """Write a value as indented JSON; see `write_atomically`."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from lm.files import parse_object, write_json
+from lm.json_files import parse_object, write_json
 from lm.system import cpu_model
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import typing
 from collections.abc import Container, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lm.config import Config, RunOptions
-from lm.errors import UserError, error_class, first_line
-from lm.files import open_regular, parse_object, write_json
+from lm.errors import UserError
+from lm.json_files import from_json, read_object, typed_fields, write_json
 from lm.options import defaults
 from lm.schedule import SCHEDULES
 
@@ -35,12 +34,6 @@ _MAY_DIFFER = {
     "search": {"weights", "length", "evaluation"},
     "resume a search": {"nothing"},
 }
-
-Record = TypeVar("Record")
-
-
-class CorruptFile(UserError):
-    """A file of a run is missing or corrupt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +186,9 @@ def load_record(run_dir: str) -> RunRecord | None:
     record = from_json(RunRecord, content, path).upgraded()
     # The config file may define further fields.
     known = {name: record.config[name] for name in defaults(Config)}
-    return dataclasses.replace(record, config={**record.config, **_typed(Config, known, path)})
+    return dataclasses.replace(
+        record, config={**record.config, **typed_fields(Config, known, path)}
+    )
 
 
 def load_existing_record(run_dir: str) -> RunRecord:
@@ -247,74 +242,6 @@ def has_checkpoints(run_dir: str) -> bool:
     """Return whether the run has had a checkpoint, according to run.json; see `load_record`."""
     content = read_object(os.path.join(run_dir, RUN_FILE)) or {}
     return bool(content.get("has_checkpoints"))
-
-
-def read_object(path: str) -> dict[str, Any] | None:
-    """Read a JSON file that contains an object; return None if the file is missing.
-
-    Raises:
-      CorruptFile: If the content is not a JSON object.
-      RunError: If the file cannot be read, perhaps only for a moment.
-    """
-    try:
-        with open_regular(path) as file:
-            return parse_object(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CorruptFile(f"{path} is corrupt: {error}") from error
-
-
-def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Record:
-    """Create a dataclass from the JSON form of `dataclasses.asdict`. Missing fields get defaults.
-
-    Raises:
-      UserError: If a field is unknown, because a different version of this program wrote it.
-      CorruptFile: If a field without default is missing, or a value is invalid.
-    """
-    unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
-    if unknown:
-        raise different_version(source, f"unknown field {unknown[0]!r}")
-    try:
-        return cls(**_typed(cls, values, source))
-    except UserError:
-        raise
-    except Exception as error:  # The checks of a config file may raise any error.
-        raise CorruptFile(f"{source} is corrupt: {first_line(error)}") from error
-
-
-def _typed(cls: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of a dataclass after a check of their types."""
-    hints = typing.get_type_hints(cls)
-    return {name: _value(hints[name], name, value, source) for name, value in values.items()}
-
-
-def different_version(source: str, evidence: str) -> UserError:
-    """Return the error for a file that this version of the program cannot read."""
-    return UserError(
-        f"{source} was written by a different version of this program ({evidence}); use that"
-        " version"
-    )
-
-
-def _value(hint: Any, name: str, value: Any, source: str) -> Any:
-    """Check a value against the type of its field, and restore dataclasses and tuples."""
-    options = typing.get_args(hint)
-    for kind in options if type(None) in options else (hint,):
-        plain, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            return from_json(kind, value, f"{name} of {source}")
-        if plain is tuple and isinstance(value, list):
-            return tuple(_value(inner[0], name, part, source) for part in value)
-        if plain is Mapping and isinstance(value, dict):
-            return {key: _value(inner[1], f"{name}.{key}", v, source) for key, v in value.items()}
-        if kind is Any or type(value) is plain:
-            return value
-        if kind is float and type(value) is int:
-            return float(value)
-    raise CorruptFile(f"{source} is corrupt: {name} is a {type(value).__name__}")
 
 
 def settings_that_follow_validation(config: Mapping[str, Any], options: RunOptions) -> list[str]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lm import files, logger
+from lm import logger
 from lm.benchmark import advise, products, scaling, step_time, trace, worker
 from lm.benchmark.turns import RepeatedOptions
 from lm.benchmark.worker import Options
@@ -28,6 +28,7 @@ from lm.cli.markdown import markdown_table, object_table, value_text
 from lm.config import Config
 from lm.distributed.cores import claim_cores
 from lm.errors import UserError
+from lm.json_files import write_json
 from lm.system import cpu_model
 
 _COMMANDS = {
@@ -47,7 +48,8 @@ def run(argv: Sequence[str]) -> None:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     config, options = parse(argv[1:], command)
     # Read the load average before the first measurement raises it.
-    facts = {"benchmark": command, **_environment_facts(), "options": options, "config": config}
+    settings = {"options": dataclasses.asdict(options), "config": dataclasses.asdict(config)}
+    facts = {"benchmark": command, **_environment_facts(), **settings}
     measured = _COMMANDS[command][0].measure(config, options)
     record = json.loads(json.dumps(measured, default=dataclasses.asdict))
     is_repeated = isinstance(options, RepeatedOptions)
@@ -66,8 +68,7 @@ def run(argv: Sequence[str]) -> None:
     names = (name if i == 1 else f"{name}-{i}" for i in itertools.count(1))
     paths = (os.path.join(options.out, f"{name}.json") for name in names)
     path = next(path for path in paths if not os.path.exists(path))
-    text = json.dumps({**facts, **record}, default=dataclasses.asdict, indent=2)
-    files.write_atomically(path, f"{text}\n".encode())
+    write_json(path, {**facts, **record})
     logger.info("wrote %s", path)
 
 

@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 
 from lm.checkpoint.progress import TrainProgress
 from lm.errors import UserError
-from lm.files import sha256_of, write_json
-from lm.record import (
-    CHECKPOINTS_DIR,
-    CorruptFile,
-    RunRecord,
-    different_version,
-    from_json,
-    read_object,
-)
+from lm.files import sha256_of
+from lm.json_files import CorruptFile, different_version, from_json, read_object, write_json
+from lm.record import CHECKPOINTS_DIR, RunRecord
 
 MANIFEST = "manifest.json"
 _FORMAT = 3

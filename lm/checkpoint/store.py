@@ -31,7 +31,8 @@ from lm.checkpoint.manifest import (
 )
 from lm.checkpoint.tensors import Group, write_tensors
 from lm.errors import RunError, UserError
-from lm.record import CHECKPOINTS_DIR, CorruptFile
+from lm.json_files import CorruptFile
+from lm.record import CHECKPOINTS_DIR
 
 _TEMPORARY = "tmp-"
 

@@ -24,13 +24,12 @@ from lm.files import (
     check_private,
     locked,
     open_regular,
-    parse_object,
     private_name,
     sha256_of,
     short_name,
     write_atomically,
 )
-from lm.record import from_json
+from lm.json_files import from_json, parse_object
 from lm.tokens.selection import saved_tokenizer
 from lm.tokens.symbols import BUILT
 from lm.tokens.tokenizers import Tokenizer, Words

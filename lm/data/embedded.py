@@ -23,9 +23,9 @@ import numpy as np
 
 from lm.data.splits import SPLITS
 from lm.errors import UserError
-from lm.files import open_atomically, sha256_of, write_json
+from lm.files import open_atomically, sha256_of
+from lm.json_files import from_json, read_object, write_json
 from lm.options import MAX_SEED, Checked, option
-from lm.record import from_json, read_object
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
 _TRUTH_FILE = "truth.json"

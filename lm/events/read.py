@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lm import logger
-from lm.files import open_regular, parse_object, write_atomically
+from lm.files import open_regular, write_atomically
+from lm.json_files import parse_object
 from lm.record import METRICS_FILE
 
 Event = Mapping[str, Any]

@@ -15,14 +15,9 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import RunError, UserError
 from lm.functions import BUILT_IN, NetworkFunctions
+from lm.json_files import from_json
 from lm.model.network import Network
-from lm.record import (
-    first_difference,
-    from_json,
-    load_existing_record,
-    missing_config_file,
-    run_with,
-)
+from lm.record import first_difference, load_existing_record, missing_config_file, run_with
 from lm.tokens.selection import saved_tokenizer
 from lm.tokens.tokenizers import Tokenizer
 from lm.user.network_check import NetworkCheck

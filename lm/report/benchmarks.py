@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lm.cli.markdown import object_table
 from lm.errors import UserError, printable
-from lm.record import read_object
+from lm.json_files import read_object
 from lm.report.plots import plain_text
 from lm.report.tables import Table
 

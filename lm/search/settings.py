@@ -18,8 +18,9 @@ from lm.cli.parser import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
 from lm.errors import UserError, without_secrets
 from lm.files import sha256_of
+from lm.json_files import from_json, read_object
 from lm.options import Checked, option
-from lm.record import from_json, may_differ, read_object
+from lm.record import may_differ
 from lm.tokens.selection import with_absolute_paths
 
 # The files and directories of a search.

@@ -25,7 +25,8 @@ from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
 from lm.data.corpus import load_corpus_to_train
 from lm.errors import RunError, UserError, first_line
-from lm.files import locked, write_atomically, write_json
+from lm.files import locked, write_atomically
+from lm.json_files import write_json
 from lm.options import replaced
 from lm.record import LOCK_FILE, run_of_checkpoint
 from lm.search.settings import (

@@ -5,8 +5,9 @@ import os
 from lm.config import Config
 from lm.errors import UserError, error_class
 from lm.files import open_regular
+from lm.json_files import CorruptFile
 from lm.options import MAX_INT, replaced
-from lm.record import CorruptFile, load_record
+from lm.record import load_record
 from lm.tokens.subwords import load_subwords
 from lm.tokens.symbols import BUILT, FIXED, IDS_FILE, Ids
 from lm.tokens.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words

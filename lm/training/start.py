@@ -16,8 +16,9 @@ from lm.events.logs import LogFiles
 from lm.events.read import Event, drop_events_after, iterate_events
 from lm.events.reporter import Reporter
 from lm.gemm_peak import flops_per_token, load_peak
+from lm.json_files import from_json
 from lm.model.network import Network
-from lm.record import LOG_FILE, from_json
+from lm.record import LOG_FILE
 from lm.schedule import has_stalled, planned_steps
 from lm.training.initialize import initial_values
 from lm.training.initialize_run import warn_of_other_network

@@ -8,7 +8,7 @@ import pytest
 import lm.files
 from lm.checkpoint import store
 from lm.errors import RunError, UserError
-from lm.record import CorruptFile
+from lm.json_files import CorruptFile
 from tests.unit.checkpoint.saved import save, steps, truncate
 from tests.untrained import rewrite_manifest
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store, tensors, transfer
-from lm.record import CorruptFile
+from lm.json_files import CorruptFile
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, truncate
 
 

@@ -6,7 +6,7 @@ import optuna
 from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
-from lm.files import write_json
+from lm.json_files import write_json
 from lm.record import CorpusRecord, FileRecord, RunRecord
 from lm.report.metrics import read_run
 
