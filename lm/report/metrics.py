@@ -153,12 +153,16 @@ class RunMetrics(NamedTuple):
         return self.record.config["batch_size"] * self.record.config["num_steps"]
 
     def clock(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps, and the training time until each of them, from the speeds in the events."""
+        """Return steps, and the training time until each of them, from the speeds in the events.
+
+        The speed in a step event is the mean since the previous step event. Epoch events repeat
+        these steps, so only the epochs after the last step event count.
+        """
+        speeds = self.steps.get("tokens_per_second", np.empty(0))
+        steps = self.steps["step"][: len(speeds)]
         epochs = [(e["step"], e["tokens_per_second"]) for e in self.epochs]
-        measured = np.array(epochs, float).reshape(-1, 2).T
-        if "tokens_per_second" in self.steps:
-            fields = [self.steps[name] for name in ("step", "tokens_per_second")]
-            measured = np.concatenate([measured, fields], axis=1)
+        later = [epoch for epoch in epochs if epoch[0] > steps.max(initial=0)]
+        measured = np.append(np.stack([steps, speeds]), np.array(later).reshape(-1, 2).T, axis=1)
         steps, speeds = measured[:, np.argsort(measured[0], kind="stable")]
         steps, speeds = steps[speeds > 0], speeds[speeds > 0]
         with np.errstate(over="ignore"):  # a damaged file may contain any number

@@ -149,6 +149,14 @@ def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(t
     assert row[1:] == ["1 rank", "00:10", "-", "00:15"]
 
 
+def test_steps_are_timed_once_although_epoch_events_contain_their_mean_again(tmp_path):
+    write_run(tmp_path / "a", test=None)  # two epochs of 100 tokens per step, until step 15
+    steps = [(4, 50.0), (8, 200.0), (12, 100.0)]
+    events = [{"event": "step", "step": at, "tokens_per_second": v} for at, v in steps]
+    run = append(tmp_path / "a", *events)
+    assert [list(values) for values in run.clock()] == [[0, 4, 8, 12, 15], [0, 8, 10, 14, 17]]
+
+
 def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
     assert [epochs_text(epochs) for epochs in (0, 1e-5, 0.29, 2194 / 2195, 1, 1.999, 13.0)] == [
         "0", "0.01", "0.29", "0.99", "1", "1.99", "13",
