@@ -61,7 +61,7 @@ def _falling(config: Config, factor: float) -> float:
 def _inverse_sqrt(config: Config, at: Position) -> float:
     """Return the schedule of Vaswani et al. (2017), arXiv:1706.03762, section 5.3.
 
-    `learning_rate` is the largest rate, which the warmup reaches.
+    `learning_rate` is the largest rate, which the warmup reaches. The paper counts steps from 1.
     """
     warmup = max(config.warmup_steps, 1)
     return math.sqrt(warmup / max(at.step, warmup))

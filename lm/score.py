@@ -180,16 +180,13 @@ class Totals:
         self._unknown += score.unknown
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return the totals. A perplexity is None if there are no tokens, or if it overflows."""
-        perplexities = {
-            "perplexity": self._all.perplexity,
-            "perplexity_without_unknown": self._known.perplexity,
-        }
+        """Return the totals. The perplexity is None if there are no tokens, or if it overflows."""
+        perplexity = self._all.perplexity
         return {
             "log_probability": 0.0 - self._all.nats,
             "tokens": self._all.tokens,
             "unknown": self._unknown,
-            **{k: v if math.isfinite(v) else None for k, v in perplexities.items()},
+            "perplexity": perplexity if math.isfinite(perplexity) else None,
         }
 
     def as_kenlm(self) -> str:

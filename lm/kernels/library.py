@@ -16,7 +16,7 @@ from lm import logger
 from lm.errors import UserError
 
 # `load` keeps its result, because the graphs of a run must agree.
-_BUILD = "run `python -m lm.kernels.build` and start again"
+_BUILD = "run `python -m lm.kernels.build` with g++ 9 or later (CXX=...) and start again"
 
 
 class Library(NamedTuple):
@@ -44,11 +44,11 @@ def load() -> Library:
         return _missing(f"not built; {_BUILD}")
     try:
         if not is_complete(path):
-            raise OSError(f"it is damaged; {_BUILD}")
+            raise OSError("it is damaged")
         ops = tf.load_op_library(str(path))
         found = _property("lm_kernels_isa")
     except (tf.errors.OpError, OSError, AttributeError) as error:  # AttributeError: no such symbol
-        return _missing(f"cannot load {path}: {error}")
+        return _missing(f"cannot load {path}: {error}; {_BUILD}")
     if wanted and wanted != found:
         logger.warning("LM_KERNELS_ISA %s is not available here; using %s", wanted, found)
     return Library(ops)

@@ -12,7 +12,8 @@ import tensorflow.compat.v1 as tf
 class _Adam(tf.train.AdamOptimizer):
     """Adam (Kingma & Ba 2015, algorithm 1) with decoupled weight decay.
 
-    The weight decay follows Loshchilov & Hutter (2019), algorithm 2, as torch.optim.AdamW does.
+    As in torch.optim.AdamW, the decay is the learning rate times `weight_decay`. Algorithm 2 of
+    Loshchilov & Hutter (2019) multiplies it only by the factor of the schedule.
     """
 
     def __init__(

@@ -12,10 +12,9 @@ from lm.model.ops import implementation
 class Average:
     """The mean of the weights after each of the last steps, or their exponential moving average.
 
-    The moving average also starts as a mean, so it never contains the initial weights. The average
-    is stored in global variables, so checkpoints contain it and all ranks have the
-    same. The training graph must be the default graph. See Polyak & Juditsky 1992, and algorithm 1
-    of Merity et al. 2018.
+    The moving average also starts as a mean. The average is stored in global variables, so
+    checkpoints contain it and all ranks have the same. The training graph must be the default
+    graph. See Polyak & Juditsky 1992, and algorithm 1 of Merity et al. 2018.
     """
 
     def __init__(self, ema_decay: float = 0.0) -> None:

@@ -46,9 +46,7 @@ class LayerNormBasicLSTMCell(_RNNCell):
         joined = tf.concat([inputs, h], 1)
         product = joined @ tf.get_variable("kernel", [joined.shape[-1], 4 * self._units])
         if not self._norms:
-            product += tf.get_variable(
-                "bias", [4 * self._units], initializer=tf.zeros_initializer()
-            )
+            product += tf.get_variable("bias", [4 * self._units])  # not zeros, as in TF 1.x
         names = "input", "transform", "forget", "output"
         i, j, f, o = map(self._normalized, tf.split(product, 4, 1), names)
         candidate = tf.nn.dropout(self._activation(j), self._keep_prob)
@@ -79,9 +77,10 @@ class NASCell(_RNNCell):
         num_proj: int | None = None,
         use_biases: bool = False,
         reuse: bool | None = None,
+        use_bias: bool = False,  # the name in the last versions of TF 1.x
     ):
         super().__init__(_reuse=reuse)
-        self._units, self._num_proj, self._use_biases = num_units, num_proj, use_biases
+        self._units, self._num_proj, self._use_biases = num_units, num_proj, use_biases or use_bias
 
     @property
     def state_size(self) -> Any:

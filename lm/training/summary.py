@@ -142,7 +142,7 @@ def _precision(job: Job) -> str:
     if precision == "float32":
         return precision
     if kernels.available() and not kernels.multiplies_bfloat16():
-        precision += " (not faster than float32: this CPU lacks bfloat16 instructions)"
+        precision += " (not faster than float32: the CPU or the compiler lacks bfloat16)"
     return precision
 
 
