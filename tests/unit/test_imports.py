@@ -11,8 +11,8 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__
 
 BASE = set(
     (
-        "logger errors files options config functions gemm_peak record perplexity schedule system"
-        " tensorflow_import"
+        "logger errors files json_files options config functions gemm_peak record perplexity"
+        " schedule system tensorflow_import"
     ).split()
 )
 # The packages that each part of lm/ may import, in addition to itself and the base.
