@@ -121,7 +121,10 @@ def _exit_unconnected(error: Exception) -> NoReturn:
     """Exit before the ranks are connected. Usually, all ranks have the same error."""
     code, is_rank_0 = _exit_code(error), launch.launched_rank() == 0
     if code and not is_rank_0:
-        time.sleep(_KILLED_SECONDS)  # If rank 0 fails too, the launcher kills this rank first.
+        # If rank 0 fails too, the launcher kills this rank first. srun returns the status of a
+        # killed rank instead of rank 0's exit code, so this rank exits with the same code.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+        time.sleep(_KILLED_SECONDS)
     if code or is_rank_0:
         _print_message(str(error), code)
     sys.exit(code)
@@ -151,6 +154,8 @@ def _finish(
         _abort(comm, str(stopped), stopped.exit_code)
     except Exception as error:
         _abort(comm, _describe(error), 1)
+    # srun kills all ranks when one exits, and returns the status of a killed rank.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lm.distributed import launch
-from tests.commands import one_error, run_module
+from tests.commands import one_error, run_code, run_module
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,28 @@ def test_srun_without_pmix_is_one_line(given):
     flags = ["--config", "config_test", "--corpus", "embedded", "--max_steps", 1]
     result = run_module("lm.train", *flags, env=variables)
     assert "did not connect the ranks through PMIx: use srun --mpi=pmix" in one_error(result, 2)
+
+
+@pytest.mark.parametrize(
+    "variables, statement",
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "time.sleep = end"),  # waits
+        ({}, "atexit.register(end, 0)"),  # after the message
+    ],
+)
+def test_a_rank_that_srun_ends_exits_with_the_code_of_the_error(variables, statement):
+    code = f"""
+import atexit, signal, time
+from lm.cli.program import run_alone
+from lm.errors import UserError
+
+def work(_):
+    raise UserError("wrong")
+
+def end(_):
+    signal.raise_signal(signal.SIGTERM)
+
+{statement}
+run_alone(work)
+"""
+    assert run_code(code, env=variables).returncode == 2
