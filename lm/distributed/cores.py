@@ -17,6 +17,8 @@ _CORES_AT_START = os.sched_getaffinity(0)
 _ALL_CORES = frozenset(range(8192))
 # The slots of a job that shares its hosts with other jobs: "FIRST:COUNT:TOTAL".
 HOST_SLOTS = "LM_HOST_SLOTS"
+# The variables of mpirun's options --bind-to, --cpu-set, --cpu-list and --rankfile.
+_BINDINGS = ("OMPI_MCA_hwloc_base_binding_", "OMPI_MCA_hwloc_base_cpu_", "OMPI_MCA_orte_rankfile")
 
 
 def claim_cores() -> int:
@@ -24,7 +26,7 @@ def claim_cores() -> int:
 
     Call this function before TensorFlow or Horovod starts threads, which inherit the cores. Open
     MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
-    binding that the user requested (taskset, srun, mpirun --bind-to or --map-by ...:PE=N) stays.
+    binding that the user requested (taskset, srun, or an option of mpirun) stays.
     """
     first, count, total = _slots()
     with contextlib.suppress(OSError):
@@ -75,10 +77,8 @@ def _slots() -> tuple[int, ...]:
 
 
 def _given_cores() -> Collection[int]:
-    requested = (
-        "OMPI_MCA_hwloc_base_binding_policy" in os.environ
-        or ":PE=" in os.environ.get("OMPI_MCA_rmaps_base_mapping_policy", "").upper()
-    )
+    mapping = os.environ.get("OMPI_MCA_rmaps_base_mapping_policy", "").upper()
+    requested = "PE=" in mapping or any(name.startswith(_BINDINGS) for name in os.environ)
     if requested or "OMPI_MCA_orte_bound_at_launch" not in os.environ:
         return _CORES_AT_START
     # Open MPI bound this process by default. Use the cores of the launcher: the first

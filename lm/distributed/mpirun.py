@@ -27,6 +27,8 @@ _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1
 # Otherwise, mpirun spreads ranks over the hosts of a scheduler's job.
 _THIS_HOST = ("-mca", "ras", "^slurm,tm,lsf,gridengine")
 _PLACES = ("none", "socket", "numa")
+# mpirun rejects a rankfile if a mapping is set, and does not bind ranks if the binding is "none".
+_PLACING = re.compile(r"-(map-by|rf|rankfile|cpu-set|cpu-list) ")
 
 
 def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
@@ -100,9 +102,18 @@ def place() -> str:
 
 
 def place_settings() -> dict[str, str]:
-    """Return the variables of Open MPI for $PLACE: one rank per socket or NUMA domain."""
-    names = ("OMPI_MCA_rmaps_base_mapping_policy", "OMPI_MCA_hwloc_base_binding_policy")
-    return {} if place() == "none" else dict.fromkeys(names, place())
+    """Return the variables of Open MPI that place ranks, unless $MPIRUN_FLAGS places them.
+
+    Without $PLACE, the ranks fill a host before the next host. They are not bound, because a rank
+    runs all of its threads on the cores that it is bound to.
+    """
+    if _PLACING.search(os.environ.get("MPIRUN_FLAGS", "")):
+        return {}
+    mapping, binding = ("slot", "none") if place() == "none" else (place(), place())
+    return {
+        "OMPI_MCA_rmaps_base_mapping_policy": mapping,
+        "OMPI_MCA_hwloc_base_binding_policy": binding,
+    }
 
 
 def count_places(root: str = "/") -> int:

@@ -3,6 +3,7 @@
 import math
 import os
 import shlex
+import socket
 import sys
 
 import pytest
@@ -102,15 +103,22 @@ COUNT = "import os, lm.distributed.cores as c; os.write(1, b'%d\\n' % c.claim_co
         ("mpirun -np 2 sh -c '\"$@\"; true' -", os.cpu_count()),
         ("mpirun -np 2 --bind-to core", 1),
         ("mpirun -np 2 --map-by slot:PE=1", 1),
+        ("mpirun -np 2 --map-by core:OVERSUBSCRIBE,PE=1", 1),
+        ("mpirun -np 2 --cpu-set {core} --oversubscribe", 1),
+        ("mpirun -np 2 --cpu-list {core} --oversubscribe", 1),
+        ("mpirun -np 2 --rankfile {rankfile}", 1),
         ("mpirun -np 2 --bind-to none", os.cpu_count()),
         ("taskset -c {core} mpirun -np 2 --oversubscribe", 1),
     ],
 )
-def test_only_an_explicitly_requested_binding_is_kept(launch, counted):
+def test_only_an_explicitly_requested_binding_is_kept(tmp_path, launch, counted):
     """The default binding of Open MPI is undone, even if mpirun starts a shell in between."""
     if len(os.sched_getaffinity(0)) < os.cpu_count() or cores.cpu_quota() < os.cpu_count():
         pytest.skip("needs all cores of the machine")
-    launch = launch.format(core=max(os.sched_getaffinity(0)))
+    host = socket.gethostname()
+    rankfile = tmp_path / "ranks"
+    rankfile.write_text(f"rank 0={host} slot=0\nrank 1={host} slot=1\n")
+    launch = launch.format(core=max(os.sched_getaffinity(0)), rankfile=rankfile)
     command = [*shlex.split(launch), sys.executable, "-c", COUNT]
     preferences = "OMPI_MCA_hwloc_", "OMPI_MCA_rmaps_"  # Open MPI's own defaults apply
     env = {k: v for k, v in environment().items() if not k.startswith(preferences)}

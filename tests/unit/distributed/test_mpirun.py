@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sys
 
 import pytest
@@ -37,6 +38,18 @@ def test_options_of_mpirun_take_precedence_over_the_defaults():
         command = [*mpirun_command(1), *options, "sh", "-c", show]
         result = run_command(command, mpirun_environment(), timeout=30)
         assert result.stdout == f"{shown}\n", result.stderr
+
+
+@pytest.mark.parametrize("flags", ["--map-by slot:PE=1", "--rankfile ranks"])
+def test_options_that_place_ranks_replace_the_default_placement(monkeypatch, tmp_path, flags):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    host = socket.gethostname()
+    (tmp_path / "ranks").write_text(f"rank 0={host} slot=0\nrank 1={host} slot=1\n")
+    monkeypatch.setenv("MPIRUN_FLAGS", flags)
+    command = [*mpirun_command(2), *flags.split(), "nproc"]
+    result = run_command(command, mpirun_environment(), timeout=30, cwd=tmp_path)
+    assert result.stdout == "1\n1\n", result.stderr
 
 
 def test_ranks_without_hosts_stay_on_this_host_of_a_job():
