@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores
 from lm.errors import UserError
-from lm.system import script
+from lm.system import script, stat_fields
 from lm.tensorflow_import import import_tensorflow
 
 # Each launcher's variables for the number of processes and the rank. The first launcher whose
@@ -32,13 +32,20 @@ _TICK_SECONDS = 0.5
 
 def launched_size() -> int:
     """Return the number of processes that the launcher started, or 1 without a launcher."""
-    return next((int(os.environ[size]) for size, _ in _LAUNCHERS if size in os.environ), 1)
+    return next((int(os.environ[size]) for size, _ in _launchers() if size in os.environ), 1)
 
 
 def launched_rank() -> int:
     """Return this process's rank according to the launcher, or 0 without a launcher."""
-    ranks = (os.environ.get(rank, "0") for size, rank in _LAUNCHERS if size in os.environ)
+    ranks = (os.environ.get(rank, "0") for size, rank in _launchers() if size in os.environ)
     return int(next(ranks, "0"))
+
+
+def _launchers() -> Sequence[tuple[str, str]]:
+    # `srun --pty` starts only one shell, whatever the number of its tasks. The commands of this
+    # shell have a terminal, but the tasks of an srun in this shell do not.
+    is_in_shell = "SLURM_PTY_PORT" in os.environ and stat_fields(os.getpid())[4] != "0"
+    return _LAUNCHERS[:2] if is_in_shell else _LAUNCHERS
 
 
 def connect() -> Communicator:

@@ -1,5 +1,8 @@
 """The environment variables of the launchers."""
 
+import os
+import pty
+
 import pytest
 
 from lm.distributed import launch
@@ -24,6 +27,20 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
+
+
+@pytest.mark.parametrize("work, size", [("pass", 8), ("os.open(sys.argv[1], os.O_RDWR)", 1)])
+def test_the_shell_of_srun_is_one_process(work, size):
+    """The first terminal that the leader of a session opens becomes its controlling terminal."""
+    code = f"import os, sys; {work}; from lm.distributed.launch import *; print(launched_size())"
+    variables = {"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "SLURM_PTY_PORT": "4000"}
+    pair = pty.openpty()
+    try:
+        result = run_code(code, os.ttyname(pair[1]), env=variables, start_new_session=True)
+    finally:
+        for descriptor in pair:
+            os.close(descriptor)
+    assert result.stdout == f"{size}\n", result.stderr
 
 
 @pytest.mark.parametrize("given", [{}, {"PMI_SIZE": "2", "PMI_RANK": "0"}])
