@@ -14,6 +14,11 @@ from collections.abc import Callable, Iterator
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # constants of malloc.h
 _TUNABLES = "GLIBC_TUNABLES"
+# A program with these variables of mpirun, srun or horovodrun would join the job of this process.
+_FROM_LAUNCHER = (
+    "PMIX_", "PMI_", "ORTE_", "OMPI_COMM_", "HOROVOD_SIZE", "HOROVOD_RANK", "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+)  # fmt: skip
 _COMPUTE_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi")  # in /proc/cpuinfo
 _libc = ctypes.CDLL(None)
 PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -30,6 +35,11 @@ def package_version(name: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
+
+
+def environment_without_launcher() -> dict[str, str]:
+    """Return the environment for a program that does not belong to the job of this process."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_FROM_LAUNCHER)}
 
 
 def stat_fields(pid: int) -> list[str]:

@@ -13,13 +13,11 @@ import sys
 
 from lm.distributed.allocation import remote_shell
 from lm.errors import UserError
-from lm.system import script
+from lm.system import environment_without_launcher, script
 
 _DEFAULTS = pathlib.Path(__file__).with_name("mpirun_defaults.conf")
 _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
-# With these variables of a launcher of this process, new ranks would join the job of this process.
-_FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
 # Under Slurm, mpirun starts one daemon per host with srun. With these variables, all ranks of the
 # host would share the cores and GPUs of a single task.
 PER_TASK = ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
@@ -65,8 +63,7 @@ def mpirun_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, and with this project's defaults."""
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
     defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
-    removed = (*_FROM_LAUNCHER, *PER_TASK)
-    given = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
+    given = {k: v for k, v in environment_without_launcher().items() if k not in PER_TASK}
     given |= _library_path()
     return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
 

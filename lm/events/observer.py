@@ -6,6 +6,7 @@ import subprocess
 import threading
 
 from lm import logger
+from lm.system import environment_without_launcher
 
 _MAX_WAITING = 1000  # events
 _END_SECONDS = 10.0
@@ -28,6 +29,7 @@ class Observer:
             self._process = subprocess.Popen(
                 command, shell=True, stdin=subprocess.PIPE, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
+                env=environment_without_launcher(),
             )  # fmt: skip
         self._thread = threading.Thread(target=self._write_lines, name="observer", daemon=True)
         self._thread.start()

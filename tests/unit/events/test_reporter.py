@@ -48,6 +48,16 @@ def test_an_observer_receives_all_events(tmp_path, command):
     assert received == (tmp_path / "metrics.jsonl").read_bytes() and b'"end"' in received
 
 
+def test_an_observer_does_not_belong_to_the_job(tmp_path, monkeypatch):
+    """Otherwise, commands of this project would wait for the other ranks."""
+    names = "OMPI_COMM_WORLD_SIZE PMIX_RANK HOROVOD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS".split()
+    for name in names:
+        monkeypatch.setenv(name, "2")
+    Observer("env", str(tmp_path / "output")).close()
+    received = (tmp_path / "output").read_text()
+    assert "PATH=" in received and not any(f"{name}=" in received for name in names)
+
+
 # Replaces the packages mlflow and wandb, which the tests do not install, and prints their ends.
 PACKAGE = """
 run = None
