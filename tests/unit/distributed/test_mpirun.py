@@ -63,12 +63,13 @@ def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
     path = os.environ["PATH"]
     for name in passed_variables()[1::2]:
         monkeypatch.delenv(name)
-    for name in ("PATH", "PYTHONPATH", "HOROVOD_FUSION_THRESHOLD", "GLIBC_TUNABLES"):
+    names = "PATH PYTHONPATH HOROVOD_FUSION_THRESHOLD GLIBC_TUNABLES https_proxy".split()
+    for name in names:
         monkeypatch.setenv(name, path)
-    passed = "-x PATH -x PYTHONPATH -x HOROVOD_FUSION_THRESHOLD -x GLIBC_TUNABLES"
+    passed = " ".join(f"-x {name}" for name in names)
     command = " ".join(mpirun_command(3, "host1:2,host2"))
     assert command.endswith(f" -H host1:2,host2 {passed}")
-    assert ranks_on(1, "host3")[-8:] == passed.split()
+    assert ranks_on(1, "host3")[-10:] == passed.split()
     assert "-x" not in mpirun_command(2)
 
 
