@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ def claim_cores() -> int:
     first, count, total = _slots()
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, _given_cores())
-        cores = sorted(os.sched_getaffinity(0))
+        cores = by_physical_core(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores_of_slots(cores, first, count, total))
     # Round up: one thread cannot use the time of 1.5 cores.
     return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
@@ -89,6 +90,18 @@ def _given_cores() -> Collection[int]:
             parent = int(stat_fields(parent)[1])
         return os.sched_getaffinity(parent)
     return _ALL_CORES
+
+
+def by_physical_core(cores: Collection[int], root: str = "/") -> list[int]:
+    """Sort cores so that the hyperthreads of a physical core are neighbors."""
+
+    def first_thread(core: int) -> int:
+        threads = Path(root, f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        with contextlib.suppress(OSError):
+            return int(re.split("[,-]", threads.read_text())[0])  # "0,32" or "0-1"
+        return core
+
+    return sorted(sorted(cores), key=first_thread)
 
 
 def cores_of_slots(cores: Sequence[int], first: int, count: int, total: int) -> Sequence[int]:

@@ -127,6 +127,23 @@ def test_only_an_explicitly_requested_binding_is_kept(tmp_path, launch, counted)
     assert set(result.stdout.split()) == {str(counted)}
 
 
+@pytest.mark.parametrize(
+    "siblings, expected",
+    [
+        (["0,2", "1,3", "0,2", "1,3"], [0, 2, 1, 3]),  # Linux on most servers
+        (["0-1", "0-1", "2-3", "2-3"], [0, 1, 2, 3]),
+        ([], [0, 1, 2, 3]),  # this container does not show them
+    ],
+)
+def test_the_hyperthreads_of_a_physical_core_are_neighbors(tmp_path, siblings, expected):
+    for core, threads in enumerate(siblings):
+        directory = tmp_path / f"sys/devices/system/cpu/cpu{core}/topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{threads}\n")
+    found = cores.by_physical_core({3, 2, 1, 0}, str(tmp_path))
+    assert found == expected
+
+
 def test_a_system_that_rejects_unbinding_is_accepted(monkeypatch):
     def refuse(*_):
         raise OSError(22, "Invalid argument")
