@@ -8,6 +8,7 @@
 #   qsub -l nodes=2:ppn=16 run_scripts/train_pbs.sh                          Torque
 #   qdel JOB                                                                 saves and ends
 #
+# Request ncpus and mpiprocs, but not ompthreads: each rank has ncpus / mpiprocs threads.
 # Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
 #   built for PBS, PBS Pro's pbs_tmrsh, or ssh between the hosts. qsub must work on the first host.

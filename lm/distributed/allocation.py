@@ -158,7 +158,7 @@ def _read_pbs() -> _Counts:
     lines = dict(collections.Counter(_lines_of("PBS_NODEFILE")))  # one line per rank or core
     if "PBS_NUM_PPN" in os.environ:  # Torque counts cores
         return lines, {}
-    per_host = int(os.environ.get("NCPUS", 0))  # ncpus of the first chunk, or its ompthreads
+    per_host = int(os.environ.get("NCPUS", 0))  # ncpus of the first chunk
     return {host: per_host for host in lines} if per_host else {}, lines
 
 
