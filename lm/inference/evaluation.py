@@ -66,6 +66,8 @@ def evaluate(
             run = run._replace(config=replaced(run.config, **given))
             texts = [load_text(run, split, data_path) for split in splits]
             if lines:
+                for source in (text.source for text in texts if text.source.reads_ids):
+                    raise UserError(f"--lines needs text, but {source.path} contains token IDs")
                 scorer = Scorer(run, run.config.eval_batch_size, device=device)
                 session: Any = contextlib.closing(scorer)
             else:
@@ -140,8 +142,6 @@ def _encode(run: Run, name: str, source: Source) -> Text:
 
 def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) -> NllSum:
     """Score blocks of lines, which the ranks take in turn."""
-    if text.source.reads_ids:
-        raise UserError(f"--lines needs text, but {text.source.path} contains token IDs")
     units, tokens, place = 0, 0, f"{text.source.path}, line"
     lines = read_source(text.source)
     for block in itertools.count():

@@ -3,6 +3,7 @@
 import math
 import shutil
 
+import numpy as np
 import pytest
 
 from lm.config import Config
@@ -35,6 +36,14 @@ def subwords(tmp_path):
     bpe.train_from_iterator([SENTENCE], trainer)
     bpe.save(str(tmp_path / "bpe.json"))
     return load_subwords(str(tmp_path / "bpe.json"))
+
+
+def test_all_ranks_reject_lines_of_token_ids_with_one_error(tmp_path):
+    write_run(str(tmp_path / "run"), Config(hidden_size=2), WORD)
+    np.save(tmp_path / "ids.npy", np.int32([2, 0]))
+    with pytest.raises(UserError, match=r"--lines needs text, but .*ids.npy") as error:
+        evaluate(open_run(str(tmp_path / "run")), [str(tmp_path / "ids.npy")], lines=True)
+    assert error.value.on_every_rank
 
 
 @pytest.mark.parametrize(
