@@ -118,8 +118,11 @@ class Signals:
             if self._num_interrupts == 2 and self._exits:
                 self._exit("interrupted twice: stopping immediately")
             if is_first and self._is_deferred:
-                again = "; Ctrl-C again ends without saving" * (number == signal.SIGINT)
-                self._print(f"stopping after this step and saving{again}")
+                # After the failure of a rank, mpirun and srun send SIGTERM to the other ranks.
+                note = ", if all ranks complete it"
+                if number == signal.SIGINT:
+                    note = "; Ctrl-C again ends without saving"
+                self._print(f"stopping after this step and saving{note}")
             elif is_first and self._exits:
                 self._end.start()
 

@@ -72,6 +72,13 @@ def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated():
     ]
 
 
+def test_a_stop_that_may_follow_the_failure_of_a_rank_promises_no_save():
+    work = "signals.defer(); print('ready', flush=True)\n"
+    work += "while not signals.stop: time.sleep(0.01)\nsignals.close()"
+    _, lines = stop(work, signal.SIGTERM)
+    assert lines[1:] == ["lm: stopping after this step and saving, if all ranks complete it\n"]
+
+
 def test_under_nohup_a_closed_terminal_stops_nothing():
     work = "import os; signals.defer(); os.kill(os.getpid(), 1); print('ready', flush=True)\n"
     work += "while not signals.stop: time.sleep(0.01)\nprint(signals.stop)"
