@@ -15,9 +15,10 @@ from lm.report.comparison import group_by_corpus
 from lm.report.metrics import RunMetrics, read_run
 from lm.report.tables import Table
 from lm.search.results import (
-    STATES,
+    OUTCOMES,
     best_command,
     epochs_of,
+    outcome_of,
     perplexity_of,
     short_text,
     values_text,
@@ -41,10 +42,10 @@ def search_text(directory: str, study: optuna.Study) -> str:
 def _sentences(directory: str, study: optuna.Study) -> list[str]:
     """Return the title of a search, its progress and its best trial."""
     planned = SearchOptions(**load_settings(directory).given(SearchOptions)).trials
-    states = [trial.state for trial in study.get_trials(deepcopy=False)]
-    counts = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]
+    outcomes = [outcome_of(trial) for trial in study.get_trials(deepcopy=False)]
+    counts = [f"{outcomes.count(n)} {n}" for n in OUTCOMES.values() if n in outcomes]
     lines = [printable(f"Search {directory.rstrip('/')}")]
-    lines.append(f"{len(states)} of {planned} trials: {', '.join(counts)}.")
+    lines.append(f"{len(outcomes)} of {planned} trials: {', '.join(counts)}.")
     for best in best_trials(study)[:1]:
         lines.append(f"Best: trial {best.number}, valid perplexity {best.value:.2f}.")
     return lines
@@ -59,7 +60,7 @@ def _table(study: optuna.Study) -> Table:
     for trial in best_first:
         values = (short_text(trial.params.get(name, "-")) for name in names)
         rows.append([
-            str(trial.number), STATES[trial.state], perplexity_of(trial),
+            str(trial.number), outcome_of(trial), perplexity_of(trial),
             epochs_of(trial), *values, trial.user_attrs.get(FAILURE, ""),
         ])  # fmt: skip
     header = ["trial", "outcome", "valid", "epochs", *names, "reason of the failure"]

@@ -68,8 +68,7 @@ class Driver:
         try:
             config = self._search.config_of(trial)
         except UserError as error:
-            trial.set_user_attr(FAILURE, str(error))
-            self._finish(trial, TrialState.FAIL)
+            self._fail(trial, Outcome("failed", str(error), is_user_error=True))
         else:
             directory = trial_dir(self._search.directory, trial.number)
             self._running[slots] = trial, TrialJob(directory, config, self._search, slots)
@@ -99,8 +98,7 @@ class Driver:
             interrupt(self._study, [trial])
         else:
             self._count(outcome, job.directory)
-            trial.set_user_attr(FAILURE, outcome.reason)
-            self._finish(trial, TrialState.FAIL)
+            self._fail(trial, outcome)
 
     def _is_retried(self, trial: optuna.Trial, outcome: Outcome) -> bool:
         self._failed_jobs[trial.number] += 1
@@ -124,9 +122,14 @@ class Driver:
                 f"{count} trials failed with the same error: {failure}; fix it, then {self._resume}"
             )
 
+    def _fail(self, trial: optuna.Trial, outcome: Outcome) -> None:
+        trial.set_user_attr(FAILURE, outcome.reason)
+        # The sampler ignores failed trials, but it must avoid values that caused a failure.
+        self._finish(trial, TrialState.PRUNED if outcome.is_user_error else TrialState.FAIL)
+
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
         finished = self._study.tell(trial, value, state)
-        if state != TrialState.FAIL:
+        if FAILURE not in finished.user_attrs:
             self._same_failures.clear()
         logger.info("%s", progress_line(finished))
         write_best(self._search)

@@ -14,8 +14,8 @@ from lm.files import write_atomically
 from lm.search.settings import BEST_FILE, Settings, as_flags
 from lm.search.study import EPOCHS, FAILURE, Search, best_trials
 
-# In the order of the table.
-STATES = {
+# In the order of the report.
+OUTCOMES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
     TrialState.RUNNING: "running",
@@ -67,9 +67,14 @@ def best_command(directory: str, settings: Settings) -> str:
 
 def progress_line(trial: FrozenTrial) -> str:
     """Return a log line about a trial that has ended."""
-    line = f"trial {trial.number} {STATES[trial.state]} after {epochs_of(trial)} epochs"
+    line = f"trial {trial.number} {outcome_of(trial)} after {epochs_of(trial)} epochs"
     result = trial.user_attrs.get(FAILURE) or f"valid perplexity {perplexity_of(trial)}"
     return f"{line}: {result} ({values_text(trial)})"
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """Return the outcome of a trial. For Optuna, a failure because of the values is pruned."""
+    return "failed" if FAILURE in trial.user_attrs else OUTCOMES[trial.state]
 
 
 def values_text(trial: FrozenTrial) -> str:

@@ -74,11 +74,12 @@ def get_config():
 """
 
 
-def test_trials_with_invalid_values_fail(search, tmp_path):
+def test_trials_with_invalid_values_fail_and_count_as_bad(search, tmp_path):
     (tmp_path / "mine.py").write_text(CHECKED)
     space = "--space=learning_rate=1|2, init_scale=1|2"
     study = search(f"--config={tmp_path / 'mine.py'}", space)
-    assert states(study) == [FAIL, COMPLETE, COMPLETE, FAIL]
+    assert states(study) == [PRUNED, COMPLETE, COMPLETE, PRUNED]
+    assert "\n4 of 4 trials: 2 finished, 2 failed.\n" in report(search)
     assert trials(study)[0].user_attrs[FAILURE] == "Checked: ValueError: equal"
 
 
@@ -127,20 +128,23 @@ def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
 
 
 @pytest.mark.parametrize(
-    "failure, num_starts, reason",
+    "failure, num_starts, reason, state",
     [
-        ("fail 'the loss is nan at step 3' 2", 1, "the loss is nan at step 3"),
-        ("echo lm: error: no corpus; exit 2", 1, "no corpus"),
-        ("kill -9 $$", 3, "exit code -9; see the trial's console.txt"),
-        ("exit 0", 3, "exit code 0; see the trial's console.txt"),
-        ("(($(wc -l <starts) > 1)) || fail once", 2, None),
+        # The sampler learns from a failure that the values of the trial caused.
+        ("fail 'the loss is nan at step 3' 2", 1, "the loss is nan at step 3", PRUNED),
+        ("echo lm: error: no corpus; exit 2", 1, "no corpus", PRUNED),
+        ("kill -9 $$", 3, "exit code -9; see the trial's console.txt", FAIL),
+        ("exit 0", 3, "exit code 0; see the trial's console.txt", FAIL),
+        ("(($(wc -l <starts) > 1)) || fail once", 2, None, COMPLETE),
         # The second job finds a finished run.
-        ("(($(wc -l <starts) == 1)) || exit 0; epoch 1; epoch 2; kill -9 $$", 2, None),
+        ("(($(wc -l <starts) == 1)) || exit 0; epoch 1; epoch 2; kill -9 $$", 2, None, COMPLETE),
     ],
 )
-def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts, reason):
+def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts, reason, state):
     study = search(space("2|4"), body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
-    assert states(study) == [FAIL if reason else COMPLETE, COMPLETE]
+    assert states(study) == [state, COMPLETE]
+    outcome = f"trial 0 {'failed' if reason else 'finished'} after"
+    assert progress_line(trials(study)[0]).startswith(outcome)
     assert len(starts(search, 0)) == num_starts
     assert trials(study)[0].user_attrs.get(FAILURE) == reason
     assert reason is None or reason in report(search)
@@ -171,11 +175,12 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
     ],
 )
 def test_three_equal_failures_end_the_search(search, failure, reason, error):
+    state = PRUNED if error is UserError else FAIL
     gone, rates = "../../../gone", space("1|2|4|8|9")
     body = f"[[ ! -e {gone} ]] || {{ {failure}; }}; [[ $rate != 1.0 ]] || touch {gone}"
     with pytest.raises(error, match=f"3 trials failed with the same error: {reason}; .*resume"):
         search(rates, body=body)
-    assert states(search(rates)) == [COMPLETE, FAIL, FAIL, COMPLETE, COMPLETE]
+    assert states(search(rates)) == [COMPLETE, state, state, COMPLETE, COMPLETE]
 
 
 def test_a_search_without_a_result_is_not_queued_again(search):
