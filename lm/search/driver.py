@@ -69,6 +69,11 @@ class Driver:
             config = self._search.config_of(trial)
         except UserError as error:
             self._fail(trial, Outcome("failed", str(error), is_user_error=True))
+            return
+        same = [other for other in best_trials(self._study) if other.params == trial.params]
+        if same:  # Training again would give bitwise the same result.
+            logger.info("trial %d repeats trial %d", trial.number, same[0].number)
+            self._finish(trial, TrialState.COMPLETE, same[0].value)
         else:
             directory = trial_dir(self._search.directory, trial.number)
             self._running[slots] = trial, TrialJob(directory, config, self._search, slots)

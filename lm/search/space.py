@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,19 +62,6 @@ def _distribution(config: Config, name: str, values: str) -> BaseDistribution:
         raise ValueError("this is not a range")
     kind = IntDistribution if plain_type is int else FloatDistribution
     return kind(value(low), value(high), log=bool(scale))
-
-
-def num_combinations(space: Space) -> float:
-    """Return the number of different combinations of values; infinity for a range of floats."""
-    return math.prod(map(_num_values, space.values()))
-
-
-def _num_values(distribution: BaseDistribution) -> float:
-    if isinstance(distribution, CategoricalDistribution):
-        return len(distribution.choices)
-    if isinstance(distribution, IntDistribution):
-        return distribution.high - distribution.low + 1
-    return math.inf
 
 
 def combinations(space: Space, most: int) -> list[dict[str, Any]]:

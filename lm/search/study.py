@@ -5,6 +5,7 @@ If a trial is interrupted, its state becomes WAITING again, and a driver continu
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import sqlite3
@@ -39,7 +40,7 @@ from lm.search.settings import (
     load_settings,
 )
 from lm.search.slots import TrialSlots, divide_hosts
-from lm.search.space import Space, choose_config, combinations, num_combinations, parse_space
+from lm.search.space import Space, choose_config, combinations, parse_space
 
 # User attributes of a trial.
 EPOCHS = "epochs"  # how long it has trained
@@ -109,14 +110,13 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     space = parse_space(options.space, config)
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
-    is_new = not settings.corpus
-    if is_new and "seed" in space and options.pruner != "none":
+    if not settings.corpus and "seed" in space and options.pruner != "none":
         logger.warning(
             "--space varies seed: add --pruner none, because pruning keeps only the better seeds"
         )
-    total = num_combinations(space)
     if options.sampler == "grid":
         options = replaced(options, trials=len(combinations(space, options.trials)))
+        total = math.prod(len(choices.choices) for choices in space.values())
         if total > options.trials:
             logger.warning(
                 "the grid has %d combinations: --trials tries only the first %d",
@@ -124,13 +124,6 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
                 options.trials,
             )
         settings = dataclasses.replace(settings, flags={**settings.flags, "trials": options.trials})
-    elif is_new and total < options.trials:
-        logger.warning(
-            "--space has only %d combinations, so some of the %d trials are equal: use choices,"
-            " such as 1|2, and --sampler grid, which tries each combination once",
-            total,
-            options.trials,
-        )
     slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
     directory = arguments[SearchDirectory].output_dir
     return Search(directory, settings, options, arguments.config_file, config, space, slots)

@@ -58,6 +58,13 @@ def test_samplers_and_pruners_work_on_ranges(search, sampler, pruner):
     assert all(state in (COMPLETE, PRUNED) for state in states(study))
 
 
+def test_the_same_values_are_trained_once(search):
+    study = search(space("1|2"), "--sampler=random", "--trials=5")
+    rates = [trial.params["learning_rate"] for trial in trials(study)]
+    assert set(rates) == {1, 2} and values(study) == [1000 / rate for rate in rates]
+    assert len(list((search.directory / "trials").iterdir())) == 2
+
+
 CHECKED = """
 import dataclasses
 from lm.config import Config
