@@ -39,7 +39,8 @@ class Driver:
         self._failed_jobs: collections.Counter = collections.Counter()  # for each trial
         self._same_failures: collections.Counter = collections.Counter()  # for each reason
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
-        self._resume = f"resume with: {command}"
+        hosts = " your current --hosts and" if search.options.hosts else ""
+        self._resume = f"resume with{hosts}: {command}"
 
     def run(self) -> None:
         """Run trials until the search is complete."""

@@ -119,6 +119,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
     # Flags that may be repeated add up, so an earlier value must not precede a given one.
     given = {name for flags in arguments.given.values() for name in flags}
+    given.add("hosts")  # The earlier hosts may belong to a job that has ended.
     kept = {name: value for name, value in earlier.items() if name not in given}
     arguments = _parse([f"--config={copy}", *as_flags(kept), *argv[1:]])
     file = arguments.config_file

@@ -156,6 +156,8 @@ def test_a_search_under_slurm_requeues_itself_and_continues(launch, tmp_path):
     search, report = result.stdout.splitlines()
     assert f" --config {output_dir}/config.py " in search and " --resume --space " in search
     assert report == f"-m lm.report {output_dir} --html {output_dir}/report.html"
+    search = launch(copy, others=others, OUTPUT_DIR="searches/slurm-3", **job).stdout
+    assert search.startswith("-m lm.search --output_dir searches/slurm-3 --hosts n1:1,n2:1 ")
 
 
 # The messages of srun 22.05 if libpmix.so is missing, and if a node is dead.

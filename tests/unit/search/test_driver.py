@@ -10,6 +10,7 @@ import pytest
 from lm.config_file import load_config_file
 from lm.distributed.cores import claim_cores
 from lm.errors import RunError, Stopped, UserError
+from lm.files import locked
 from lm.report.search_page import search_text
 from lm.search.results import progress_line
 from lm.search.study import FAILURE, load_study
@@ -194,6 +195,14 @@ def test_a_search_without_a_result_is_not_queued_again(search):
     with pytest.raises(UserError, match="no trial has finished") as caught:
         search(space("1|2"), body="fail 'no corpus' 2")
     assert caught.value.exit_code == 2
+
+
+def test_a_search_on_hosts_is_resumed_on_the_hosts_of_the_next_job(search):
+    lock = search.directory / "trials/0000/.lock"  # The job does not start.
+    lock.parent.mkdir(parents=True)
+    message = r"; resume with your current --hosts and: python -m lm.search .* --resume$"
+    with locked(str(lock)), pytest.raises(Stopped, match=message):
+        search("--hosts=node1:1", on_tick=lambda: os.kill(os.getpid(), signal.SIGINT))
 
 
 def test_a_trial_waits_for_its_previous_job(search):

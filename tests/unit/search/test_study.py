@@ -72,6 +72,13 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
         search("--config=config_transformer")
 
 
+def test_a_search_is_resumed_on_the_given_hosts(search):
+    for flags, hosts in ((["--hosts=node1:1"], "node1:1"), ([], None)):
+        with contextlib.ExitStack() as stack:
+            found = open_search(*parse_search(search.command(*flags)), stack)
+        assert found.options.hosts == hosts
+
+
 def test_a_search_is_resumed_with_flags_that_its_config_file_defines(search):
     flags = ["--corpus=embedded", "--nomemory", "--num_heads=2", "--hidden_size=8"]
     for config in ("config_transformer", search.directory / "config.py"):
