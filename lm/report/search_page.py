@@ -68,8 +68,8 @@ def _table(study: optuna.Study) -> Table:
         header, rows = header[:-1], [row[:-1] for row in rows]
     return Table(
         "Trials, best first",
-        "The validation perplexity of a finished trial is the best of its epochs, and the"
-        " perplexity of a pruned trial is its last. The run of each trial is in the directory"
+        "The validation perplexity of a finished trial is its best, and the perplexity of a pruned"
+        " trial is its last at the end of an epoch. The run of each trial is in the directory"
         f" {TRIALS_DIR}, and can be continued there. A finished trial with 0 epochs repeats the"
         " values of an earlier trial and has no run.",
         header,

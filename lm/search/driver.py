@@ -83,6 +83,8 @@ class Driver:
         """Report new epochs to the study, stop a pruned trial, and return whether the job runs."""
         is_running = job.poll()
         for found in job.new_validations():
+            if found.epochs is None:  # --eval_every_steps
+                continue
             trial.set_user_attr(EPOCHS, found.epochs)
             if found.epochs % 1:  # the run ends within an epoch
                 continue

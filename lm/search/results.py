@@ -57,7 +57,7 @@ def write_best(search: Search) -> None:
 
 
 def best_command(directory: str, settings: Settings) -> str:
-    """Return the command that trains best.py, and reports its best epoch as the search does."""
+    """Return the command that trains best.py and tests its best checkpoint."""
     options = settings.without_secrets().given(RunOptions)
     options.pop("max_steps", None)  # limits only the trials
     options["test_on"] = "best"

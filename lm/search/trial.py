@@ -30,9 +30,9 @@ class Outcome(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """A validation at the end of an epoch, or of a run that ends within an epoch."""
+    """A validation of a run."""
 
-    epochs: float  # number of trained epochs, such as 1, 2 and 2.5
+    epochs: float | None  # trained epochs at the end of an epoch or of the run; otherwise None
     perplexity: float
 
 
@@ -113,11 +113,11 @@ class TrialJob:
             self._process.wait()
 
     def validations(self) -> list[Validation]:
-        """Return the validations at the ends of epochs, and of the run."""
+        """Return all validations of the run."""
         return [
-            Validation(event["epochs"], event["valid_perplexity"])
+            Validation(event.get("epochs"), event["valid_perplexity"])
             for event in self._events()
-            if event["event"] == "epoch" and "valid_perplexity" in event
+            if event["event"] in ("epoch", "validation") and "valid_perplexity" in event
         ]
 
     def new_validations(self) -> list[Validation]:

@@ -49,6 +49,14 @@ def test_a_part_of_an_epoch_is_not_reported_as_an_epoch(search):
     assert report(search).count("|   0.25 |") == 3
 
 
+def test_the_best_validation_may_be_within_an_epoch(search):
+    within = r'event "\"validation\", \"step\": 1, \"epoch\": 1, \"valid_perplexity\": $1"'
+    body = f"within() {{ {within}; }}; [[ $rate != 2.0 ]] || within 7; epoch 1; within 600"
+    study = search(space("1|2|4"), body=body)
+    assert values(study) == [600, 7, 250]
+    assert trials(study)[1].intermediate_values == {1: 500, 2: 500}
+
+
 @pytest.mark.parametrize(
     "sampler, pruner", [("tpe", "none"), ("random", "hyperband"), ("tpe", "median")]
 )
