@@ -25,6 +25,7 @@ _REQUIRED = {
     "end": {"event", "outcome"},
 }
 _OF_NUMBERS = {"step", "validation", "epoch", "test"}  # events whose other fields are numbers
+_STEP = b'{"event": "step"'  # the start of a line; `Reporter.event` writes this field first
 _COUNTS = {"step", "epoch", "world_size", "vocab_size", "steps_per_epoch", "resumed_from_step"}
 _TEXTS = {"event", "outcome", "reason", "test_on"}
 _NOT_FLOATS = _COUNTS | _TEXTS
@@ -37,13 +38,16 @@ def read_events(run_dir: str) -> tuple[list[Event], str | None]:
     return events, describe_damage(run_dir, damaged)
 
 
-def iterate_events(run_dir: str, damaged: dict[int, str]) -> Iterator[Event]:
+def iterate_events(
+    run_dir: str, damaged: dict[int, str], with_steps: bool = True
+) -> Iterator[Event]:
     """Yield the events of a run, which may not fit into memory, and add its damaged lines.
 
-    The last line may be incomplete, because a run may be writing it.
+    The last line may be incomplete, because a run may be writing it. Most events are steps. Reading
+    is about 30 times as fast without them.
     """
     with open_regular(os.path.join(run_dir, METRICS_FILE)) as file:
-        for _, event in _parse(file, damaged):
+        for _, event in _parse(file, damaged, () if with_steps else (_STEP,)):
             yield event
 
 
@@ -75,10 +79,13 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
             write_atomically(path, b"".join(kept))
 
 
-def _parse(lines: Iterable[bytes], damaged: dict[int, str]) -> Iterator[tuple[bytes, Event]]:
+def _parse(
+    lines: Iterable[bytes], damaged: dict[int, str], skipped: tuple[bytes, ...] = ()
+) -> Iterator[tuple[bytes, Event]]:
     """Yield the lines with their events, and add the reason for each damaged line by number."""
     for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):  # It is being written, or the job was killed.
+        # An incomplete line is being written, or the job was killed.
+        if not line.endswith(b"\n") or line.startswith(skipped):
             continue
         try:
             event = parse_object(line)

@@ -24,7 +24,7 @@ from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.settings import SEARCH_FILE
 
-_RELOAD_SECONDS = 10  # --watch writes and reloads the page this often
+_RELOAD_SECONDS = 10  # --watch reloads the page this often
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,9 @@ class ReportOptions(Checked):
         " these values, such as 120,90",
     )
     watch: bool = option(
-        False, "write the page every 10 seconds until all runs have ended or Ctrl-C is pressed"
+        False,
+        "write the page every 10 seconds, or less often if this needs more than a second, until all"
+        " runs have ended or Ctrl-C is pressed",
     )
 
 
@@ -121,6 +123,7 @@ def _watch(paths, path):
     reported = set()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
+            start = time.monotonic()
             runs, errors = _read_runs(paths)  # a run may start later
             for message in dict.fromkeys(map(str, errors)):
                 if message not in reported:
@@ -129,7 +132,8 @@ def _watch(paths, path):
             if all(run.end for run in runs) and not errors:
                 return
             _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)
-            time.sleep(_RELOAD_SECONDS)
+            # Leave the cores to the training.
+            time.sleep(max(_RELOAD_SECONDS, 10 * (time.monotonic() - start)))
 
 
 def _read_runs(paths):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lm.config import Config, RunOptions
 from lm.distributed.mpirun import mpirun_command, mpirun_environment, ranks_on
 from lm.errors import ERROR, UserError, without_secrets
-from lm.events.read import Event, read_events
+from lm.events.read import Event, iterate_events
 from lm.files import locked
 from lm.record import LOCK_FILE
 from lm.search.settings import CONSOLE_FILE, as_flags
@@ -152,5 +152,5 @@ class TrialJob:
 
     def _events(self) -> list[Event]:
         with contextlib.suppress(OSError):
-            return read_events(self.directory)[0]
+            return list(iterate_events(self.directory, {}, with_steps=False))
         return []

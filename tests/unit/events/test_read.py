@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from lm.errors import ProgramExit
-from lm.events.read import drop_events_after, read_events
+from lm.events.read import drop_events_after, iterate_events, read_events
+from lm.events.reporter import Reporter
 from lm.report.comparison import group_by_corpus
 from lm.report.differences import section_text
 from lm.report.metrics import read_run
@@ -50,6 +51,16 @@ def test_a_resume_does_not_keep_the_parsed_events_of_a_long_run_in_memory(tmp_pa
         assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
     finally:
         tracemalloc.stop()
+
+
+def test_steps_can_be_skipped_without_parsing_them(tmp_path):
+    with Reporter(str(tmp_path)) as reporter:
+        reporter.event("step", step=5)
+        reporter.event("validation", step=5)
+    path, damaged = tmp_path / "metrics.jsonl", {}
+    path.write_text(path.read_text() + '{"event": "step", damaged\n{\n')
+    events = iterate_events(str(tmp_path), damaged, with_steps=False)
+    assert [event["event"] for event in events] == ["validation", "end"] and damaged.keys() == {5}
 
 
 @pytest.mark.parametrize(

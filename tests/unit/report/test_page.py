@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lm.cli.markdown import markdown_table, object_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
+from lm.report import __main__ as command
 from lm.report.comparison import group_by_corpus
 from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
@@ -34,6 +36,21 @@ def test_the_page_is_self_contained(tmp_path):
     assert "src=" not in page and "href=" not in page
     with pytest.raises(UserError, match=r"^cannot write /dev/null/x \(File exists\); .* --html$"):
         write_file("/dev/null/x", page.encode())
+
+
+def test_a_page_that_is_slow_to_write_is_written_less_often(tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+    pauses = []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_RELOAD_SECONDS", 0)
+    monkeypatch.setattr(time, "sleep", sleep)
+    start = time.monotonic()
+    command._watch([str(tmp_path / "run")], str(tmp_path / "out.html"))
+    assert len(pauses) == 1 and pauses[0] > 5 * (time.monotonic() - start)
 
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
