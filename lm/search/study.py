@@ -46,6 +46,9 @@ from lm.search.space import Space, choose_config, combinations, parse_space
 EPOCHS = "epochs"  # how long it has trained
 FAILURE = "failure"  # why the trial failed
 
+# Trials that differ in these fields cannot be compared before they end.
+_UNFAIR_TO_PRUNE = {"seed", "lr_schedule", "num_epochs", "num_steps_total"}
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", module="optuna")  # a resumed trial reports its epochs again
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -110,9 +113,12 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     space = parse_space(options.space, config)
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
-    if not settings.corpus and "seed" in space and options.pruner != "none":
+    unfair = [name for name in space if name in _UNFAIR_TO_PRUNE]
+    if not settings.corpus and unfair and options.pruner != "none":
         logger.warning(
-            "--space varies seed: add --pruner none, because pruning keeps only the better seeds"
+            "--space varies %s: add --pruner none, because pruning keeps only the better seeds and"
+            " the schedules that are better in early epochs",
+            ", ".join(unfair),
         )
     if options.sampler == "grid":
         options = replaced(options, trials=len(combinations(space, options.trials)))

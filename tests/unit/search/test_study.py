@@ -175,6 +175,7 @@ def test_searches_with_different_seeds_try_different_values(search, sampler):
     [
         ("seed=1|2", [], "pruning keeps only the better seeds"),
         ("seed=1|2", ["--pruner=none"], None),
+        ("lr_schedule=decay|linear, seed=1|2", [], "varies lr_schedule, seed: add --pruner none"),
         ("hidden_size=8|9, num_layers=1:2", ["--sampler=tpe", "--trials=5"], None),
         ("hidden_size=8|9, keep_prob=0.5:1", ["--sampler=random", "--trials=5"], None),
         ("hidden_size=8|9, num_layers=1|2", ["--trials=3"], "has 4 combinations"),
