@@ -53,3 +53,8 @@ def epochs_text(epochs: float) -> str:
     if epochs % 1 == 0:
         return f"{epochs:.0f}"
     return f"{max(math.floor(100 * epochs + 1e-9), 1) / 100:.2f}"
+
+
+def perplexity_form(value: float) -> str:
+    """Return the format of a perplexity. The perplexities of characters differ by hundredths."""
+    return ".2f" if value >= 10 else ".4f"

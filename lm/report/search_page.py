@@ -47,7 +47,7 @@ def _sentences(directory: str, study: optuna.Study) -> list[str]:
     lines = [printable(f"Search {directory.rstrip('/')}")]
     lines.append(f"{len(outcomes)} of {planned} trials: {', '.join(counts)}.")
     for best in best_trials(study)[:1]:
-        lines.append(f"Best: trial {best.number}, valid perplexity {best.value:.2f}.")
+        lines.append(f"Best: trial {best.number}, valid perplexity {perplexity_of(best)}.")
     return lines
 
 

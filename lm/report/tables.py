@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from lm.cli.markdown import epochs_text, markdown_table
+from lm.cli.markdown import epochs_text, markdown_table, perplexity_form
 from lm.errors import printable
 from lm.events.read import Event
 from lm.report.comparison import Group, Section, group_by_config, runs_by_text
@@ -167,7 +167,7 @@ def _mean_text(values: Sequence[float | None]) -> str:
         return "-"
     with np.errstate(all="ignore"):  # a damaged file may contain any number
         mean, deviation = np.mean(values), np.std(values, ddof=1)
-    form = _form(mean)
+    form = perplexity_form(mean)
     return f"{_number(mean, form)} ± {_number(deviation, form)}"
 
 
@@ -245,12 +245,7 @@ def _final_bits(run: RunMetrics, metric: str | None) -> list[float | None]:
 
 
 def _digits(value: float | None) -> str:
-    return "-" if value is None else _number(value, _form(value))
-
-
-def _form(value: float) -> str:
-    """Return the format of a perplexity. The perplexities of characters differ by hundredths."""
-    return ".2f" if value >= 10 else ".4f"
+    return "-" if value is None else _number(value, perplexity_form(value))
 
 
 def _number(value: float | None, form: str) -> str:

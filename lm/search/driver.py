@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from lm import logger
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped, UserError
-from lm.search.results import best_command, progress_line, write_best
+from lm.search.results import best_command, perplexity_of, progress_line, write_best
 from lm.search.settings import trial_dir
 from lm.search.slots import TrialSlots
 from lm.search.study import (
@@ -164,8 +164,8 @@ class Driver:
         directory = trial_dir(self._search.directory, best[0].number)
         write_best(self._search)
         logger.info(
-            "best: %s, valid perplexity %.2f; train its config with: %s",
+            "best: %s, valid perplexity %s; train its config with: %s",
             directory,
-            best[0].value,
+            perplexity_of(best[0]),
             best_command(self._search.directory, self._search.settings),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.cli.markdown import epochs_text
+from lm.cli.markdown import epochs_text, perplexity_form
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.search.settings import BEST_FILE, Settings, as_flags
@@ -27,7 +27,7 @@ OUTCOMES = {
 # values are literals, which cannot become code.
 _BEST = '''
 
-# The best config, trial {number:d} of a search: validation perplexity {value:.2f}.
+# The best config, trial {number:d} of a search: validation perplexity {value}.
 _original_config = get_config()
 
 
@@ -48,7 +48,7 @@ def write_best(search: Search) -> None:
         values = dataclasses.asdict(dataclasses.replace(search.config, **best.params)).items()
         text = _BEST.format(
             number=best.number,
-            value=best.value,
+            value=perplexity_of(best),
             fields="\n".join(f"        {name!a}: {value!a}," for name, value in values),
         )
         source = pathlib.Path(search.file.path).read_bytes()
@@ -89,7 +89,7 @@ def epochs_of(trial: FrozenTrial) -> str:
 
 def perplexity_of(trial: FrozenTrial) -> str:
     """Return the validation perplexity of a trial, or a dash."""
-    return "-" if trial.value is None else f"{trial.value:.2f}"
+    return "-" if trial.value is None else format(trial.value, perplexity_form(trial.value))
 
 
 def short_text(value: Any) -> str:

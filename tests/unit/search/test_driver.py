@@ -34,6 +34,15 @@ def test_the_best_trial_is_found_and_written(search):
     assert "\n3 of 3 trials: 3 finished.\n" in report(search)
 
 
+def test_perplexities_of_characters_have_four_digits(search, caplog):
+    caplog.set_level("INFO")
+    search(space("1|2"), body='value() { echo "\\"valid_perplexity\\": 2.479${rate%.*}"; }')
+    best = (search.directory / "best.py").read_text()
+    for text in (best, caplog.text, report(search)):
+        assert "perplexity 2.4791" in text
+    assert "| 2.4792 |" in report(search)
+
+
 PART = (
     r'event "\"epoch\", \"step\": 3, \"epoch\": 1, \"epochs\": 0.25, $(value),'
     r' \"epoch_seconds\": 1, \"tokens_per_second\": 1"; end finished; exit'
