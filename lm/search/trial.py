@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from lm import logger
 from lm.config import Config, RunOptions
 from lm.distributed.mpirun import mpirun_command, mpirun_environment, ranks_on
 from lm.errors import ERROR, UserError, without_secrets
@@ -51,7 +52,7 @@ class TrialJob:
         ]  # fmt: skip
         self._console = os.path.join(directory, CONSOLE_FILE)
         self._process: subprocess.Popen | None = None
-        self._asked_to_stop, self._num_seen = False, 0
+        self._has_waited, self._asked_to_stop, self._num_seen = False, False, 0
 
     def poll(self) -> bool:
         """Start the job once the trial's previous job has saved, and return False after its end.
@@ -66,10 +67,19 @@ class TrialJob:
         return self._process.poll() is None
 
     def _is_locked(self) -> bool:
+        lock = os.path.join(self.directory, LOCK_FILE)
         try:
-            with locked(os.path.join(self.directory, LOCK_FILE)):
+            with locked(lock):
                 return False
         except BlockingIOError:
+            if not self._has_waited:
+                logger.warning(
+                    "waiting for the job that is using %s. If its host has died, an NFS server may"
+                    " keep its lock: remove %s",
+                    self.directory,
+                    lock,
+                )
+            self._has_waited = True
             return True
 
     def _start(self) -> None:

@@ -222,7 +222,7 @@ def test_a_search_on_hosts_is_resumed_on_the_hosts_of_the_next_job(search):
         search("--hosts=node1:1", on_tick=lambda: os.kill(os.getpid(), signal.SIGINT))
 
 
-def test_a_trial_waits_for_its_previous_job(search):
+def test_a_trial_waits_for_its_previous_job(search, caplog):
     lock = search.directory / "trials/0000/.lock"
     lock.parent.mkdir(parents=True)
     script = f"echo held; read x; echo left >>{lock.parent}/starts"
@@ -239,3 +239,5 @@ def test_a_trial_waits_for_its_previous_job(search):
 
     assert states(search(on_tick=release)) == [COMPLETE] * 3
     assert starts(search, 0) == ["left", "start"] and holder.wait() == 0
+    message = f"waiting for the job that is using {lock.parent}. If its host has died, an NFS"
+    assert caplog.text.count(message) == 1 and f": remove {lock}\n" in caplog.text
