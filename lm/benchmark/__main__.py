@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +88,7 @@ def parse(argv: Sequence[str], command: str) -> tuple[Config, Options]:
 def _environment_facts() -> dict[str, Any]:
     """Return the facts that a reader needs to repeat a measurement: command, machine, versions."""
     return {
-        "command": " ".join(["python -m lm.benchmark", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "lm.benchmark", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),
         "cpu": cpu_model(),

@@ -43,10 +43,10 @@ def take_turns(
     }
 
 
-def speeds(tokens: int, seconds: Sequence[float]) -> dict[str, float]:
+def speeds(tokens: int, seconds: Sequence[float]) -> dict[str, float | None]:
     """Return the median, the best and the standard deviation of the tokens per second."""
     found = [tokens / each for each in seconds]
-    std = statistics.stdev(found) if len(found) > 1 else 0.0
+    std = statistics.stdev(found) if len(found) > 1 else None
     return {"tokens_per_second": statistics.median(found), "best": max(found), "std": std}
 
 

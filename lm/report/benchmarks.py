@@ -1,6 +1,7 @@
 """The report of the files of `lm.benchmark`: tables, and plots for the page."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,9 @@ def read_benchmark(path: str) -> Benchmark:
     if not kind or not isinstance(config, dict) or not rows:
         raise UserError(f"{path} is not a file of lm.benchmark")
     facts = config.get("name"), config.get("precision"), record.get("cpu")
-    name = f"{kind}: {', '.join(str(fact) for fact in facts if fact)}"
+    # The name of the file separates measurements that differ in other facts, such as threads.
+    stem = os.path.basename(path).removesuffix(".json")
+    name = f"{stem}: {', '.join(str(fact) for fact in facts if fact)}"
     return Benchmark(kind, printable(name), str(record.get("command", "")), rows)
 
 

@@ -101,7 +101,10 @@ def test_bfloat16_is_compared_with_float32(tmp_path):
 
 
 def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
-    rows = benchmark(tmp_path, "products")[0]["products"]
+    out = tmp_path / "my results"
+    record = benchmark(out, "products")[0]
+    assert record["command"].startswith(f"python -m lm.benchmark products --out '{out}' ")
+    rows = record["products"]
     assert [row["sizes"] for row in rows] == ["20 x 16 x 60", "16 x 20 x 60", "20 x 60 x 16"]
     for row in rows:
         assert row["speed_over_onednn"] == pytest.approx(row["onednn_ms"] / row["ms"])

@@ -12,6 +12,7 @@ from lm.cli.markdown import markdown_table, object_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
 from lm.report import __main__ as command
+from lm.report.benchmarks import read_benchmark
 from lm.report.comparison import group_by_corpus
 from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
@@ -51,6 +52,14 @@ def test_a_page_that_is_slow_to_write_is_written_less_often(tmp_path, monkeypatc
     start = time.monotonic()
     command._watch([str(tmp_path / "run")], str(tmp_path / "out.html"))
     assert len(pauses) == 1 and pauses[0] > 5 * (time.monotonic() - start)
+
+
+def test_benchmarks_of_the_same_config_have_different_names(tmp_path):
+    record = {"benchmark": "step", "config": {"name": "small"}, "rows": [{"ms_per_step": 1.0}]}
+    for name in ("step-small", "step-small-2"):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(record))
+        assert read_benchmark(str(path)).name == f"{name}: small"
 
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
