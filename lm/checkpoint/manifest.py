@@ -1,10 +1,10 @@
 """The files of one checkpoint, which its manifest lists and identifies."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -55,7 +55,10 @@ class Checkpoint(NamedTuple):
 
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first, without verifying them."""
-    paths = map(str, pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*"))
+    parent, names = os.path.join(run_dir, CHECKPOINTS_DIR), []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not if the disk fails
+        names = os.listdir(parent)
+    paths = [os.path.join(parent, name) for name in names]
     steps = {path: step for path in paths if (step := _step_of(path)) is not None}
     # Sort by number: a step of nine digits comes after the steps of eight digits.
     return sorted(steps, key=steps.get)

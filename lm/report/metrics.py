@@ -1,6 +1,7 @@
 """The metrics of a run, read from its files."""
 
 import array
+import contextlib
 import glob
 import hashlib
 import json
@@ -116,8 +117,10 @@ class RunMetrics(NamedTuple):
 
     @property
     def checkpoint_steps(self) -> list[int]:
-        """The steps of the checkpoints in the run directory."""
-        return [int(path.rpartition("-")[2]) for path in list_checkpoints(self.directory)]
+        """The steps of the checkpoints in the run directory. The owner may hide them."""
+        with contextlib.suppress(PermissionError):
+            return [int(path.rpartition("-")[2]) for path in list_checkpoints(self.directory)]
+        return []
 
     @property
     def num_ranks(self) -> int:

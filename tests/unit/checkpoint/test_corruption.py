@@ -88,6 +88,14 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
     assert store.find_newest(str(tmp_path)).path == str(newest)
 
 
+def test_checkpoints_that_cannot_be_listed_are_not_missing(tmp_path):
+    """Otherwise, the best checkpoint would be removed, and a resumed run might start over."""
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    for read in (store.find_newest, store.intact_manifests):
+        with pytest.raises(OSError, match=r"symbolic links: .*checkpoints'"):
+            read(str(tmp_path))
+
+
 def test_a_renamed_checkpoint_is_not_the_step_of_its_name(tmp_path, caplog):
     older, newest = save(tmp_path, 5), save(tmp_path, 40)
     renamed = older.rename(older.parent / "step-00000060")
