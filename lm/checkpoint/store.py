@@ -46,7 +46,9 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
         return _find_best(run_dir)
     if which != "last":
         own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
-        found = next(filter(os.path.isdir, (which, own)), None)
+        # The working directory may contain a checkpoint of a different run with the same name.
+        is_name = os.path.basename(os.path.abspath(which)) == which.rstrip("/")
+        found = next(filter(os.path.isdir, (own, which) if is_name else (which, own)), None)
         if found is None:
             names = names_of(run_dir) or "none"
             raise UserError(f"{which} does not exist; the checkpoints of {run_dir} are: {names}")

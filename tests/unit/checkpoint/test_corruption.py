@@ -110,9 +110,16 @@ def test_a_renamed_checkpoint_is_not_the_step_of_its_name(tmp_path, caplog):
     assert store.find(str(tmp_path), str(copy)).path == str(copy)
 
 
-def test_a_checkpoint_may_be_named_and_a_run_is_not_a_checkpoint(tmp_path):
+def test_a_checkpoint_may_be_named_and_a_run_is_not_a_checkpoint(tmp_path, monkeypatch):
     paths = [save(tmp_path, step) for step in (1, 2)]
-    assert store.find(str(tmp_path), "step-00000001").path == str(paths[0])
+    (tmp_path / "other").mkdir()
+    other = save(tmp_path / "other", 1)
+    monkeypatch.chdir(other.parent)
+    for name in ("step-00000001", "step-00000001/"):
+        assert store.find(str(tmp_path), name).path.rstrip("/") == str(paths[0])
+    assert store.find(str(tmp_path), "./step-00000001").path == "./step-00000001"
+    monkeypatch.chdir(other)
+    assert store.find(str(tmp_path), ".").path == "."
     names = "step-00000001, step-00000002"
     with pytest.raises(UserError, match=f"step-3 does not exist; the checkpoints .* are: {names}"):
         store.find(str(tmp_path), "step-3")
