@@ -12,6 +12,7 @@ last checkpoint.
 """
 
 import dataclasses
+import itertools
 import os
 
 import numpy as np
@@ -49,11 +50,11 @@ def _average(argv):
 def average(run_dir: str, names: list[str], last: int | None = None) -> str:
     """Write the mean of the named or of the last checkpoints, and return its directory."""
     from lm.checkpoint import store
-    from lm.checkpoint.manifest import Checkpoint
     from lm.checkpoint.tensors import whole
 
     if last:
-        found = [Checkpoint(*item) for item in store.intact_manifests(run_dir).items()][-last:]
+        newest_first = store.usable(run_dir, store.verify, newest_first=True)
+        found = list(itertools.islice(newest_first, last))  # only these, because they may be large
         if len(found) < last:
             raise UserError(f"{run_dir} has only {len(found)} checkpoints, not {last}")
     else:

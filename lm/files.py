@@ -29,9 +29,15 @@ def sha256_of(path: str) -> str:
     return digest.hexdigest()
 
 
-def open_regular(path: str) -> BinaryIO:
+@contextlib.contextmanager
+def open_regular(path: str) -> Iterator[BinaryIO]:
     """Open a file for reading; raise OSError for a FIFO or a device, which could block forever."""
-    return open(path, "rb", opener=_open_if_regular)
+    try:
+        with open(path, "rb", opener=_open_if_regular) as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or path  # Errors of `read` do not contain the path.
+        raise
 
 
 def _open_if_regular(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lm.checkpoint.progress import TrainProgress
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.files import sha256_of
 from lm.json_files import CorruptFile, different_version, from_json, read_object, write_json
 from lm.record import CHECKPOINTS_DIR, RunRecord
@@ -85,6 +85,7 @@ def verify(path: str) -> Checkpoint:
 
     Raises:
       CorruptFile: If a file is missing or corrupt.
+      RunError: If a file cannot be read, perhaps only for a moment.
       UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(path)
@@ -97,6 +98,8 @@ def verify(path: str) -> Checkpoint:
             facts = file_facts(file)
         except FileNotFoundError as error:
             raise CorruptFile(f"{file} is missing") from error
+        except OSError as error:
+            raise RunError(f"cannot read {file}: {error.strerror}") from error
         if facts != expected:
             raise CorruptFile(f"{file} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
     return Checkpoint(path, manifest)

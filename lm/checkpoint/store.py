@@ -62,26 +62,25 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
 def find_newest(run_dir: str) -> Checkpoint | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint in _usable(run_dir, verify, newest_first=True):
+    for checkpoint in usable(run_dir, verify, newest_first=True):
         return checkpoint
     if checkpoints:  # Starting over could silently discard days of training.
-        raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
+        raise UserError(
+            f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt; restore one from a"
+            " backup, or start a new run in a different directory"
+        )
     return None
 
 
-def _find_best(run_dir: str, corrupt: Collection[str] = ()) -> Checkpoint:
-    readable = _usable(run_dir, lambda path: Checkpoint(path, read_manifest(path)))
-    manifests = {path: manifest for path, manifest in readable if path not in corrupt}
+def _find_best(run_dir: str, skipped: Collection[str] = ()) -> Checkpoint:
+    readable = usable(run_dir, lambda path: Checkpoint(path, read_manifest(path)))
+    manifests = {path: manifest for path, manifest in readable if path not in skipped}
     best = best_of(manifests)
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
-    try:
-        verify(best)  # only this one, because a checkpoint may have many GB
-    except CorruptFile as error:
-        if os.path.lexists(best):  # A run that is still training may have removed it.
-            logger.warning("skipping a corrupt checkpoint: %s", error)
-            corrupt = {*corrupt, best}
-        return _find_best(run_dir, corrupt)
+    # Verify only this one, because a checkpoint may have many GB.
+    if _read_or_skip(best, verify) is None:
+        return _find_best(run_dir, {*skipped, best})
     *_, last = manifests.values()
     found = manifests[best].valid_perplexity
     lowest = min(last.progress.valid_perplexities, default=found)
@@ -108,26 +107,34 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
 
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
-    return dict(_usable(run_dir, verify))
+    return dict(usable(run_dir, verify))
 
 
-def _usable(
+def usable(
     run_dir: str, read: Callable[[str], Checkpoint], newest_first: bool = False
 ) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a run that `read` can read, and skip corrupt checkpoints."""
     done: set[str] = set()
     # List them each time: a run that is still training adds and removes checkpoints.
     while rest := [path for path in list_checkpoints(run_dir) if path not in done]:
         path = rest[-1 if newest_first else 0]
-        # A different version is an error: an older checkpoint must not silently replace it.
-        try:
-            checkpoint = read(path)
-        except CorruptFile as error:
-            if not os.path.lexists(path):
-                continue
-            logger.warning("skipping a corrupt checkpoint: %s", error)
-        else:
-            yield checkpoint
         done.add(path)
+        if checkpoint := _read_or_skip(path, read):
+            yield checkpoint
+
+
+def _read_or_skip(path: str, read: Callable[[str], Checkpoint]) -> Checkpoint | None:
+    """Read a checkpoint, or return None if it is corrupt, or if a training run has removed it."""
+    # A different version is an error: an older checkpoint must not silently replace it.
+    try:
+        return read(path)
+    except (CorruptFile, RunError) as error:
+        if not os.path.lexists(path):  # NFS reports a file that another host removed as stale.
+            return None
+        if isinstance(error, RunError):
+            raise RunError(f"{error}; if this persists, move {path} away to skip it") from error
+        logger.warning("skipping a corrupt checkpoint: %s", error)
+        return None
 
 
 def save(

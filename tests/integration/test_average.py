@@ -12,6 +12,7 @@ from lm.errors import UserError
 from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
 from tests.commands import one_error, run_module, train_here
+from tests.unit.checkpoint.saved import save, truncate
 from tests.untrained import make_run
 
 
@@ -61,3 +62,12 @@ def test_the_mean_of_the_weights_can_be_used_but_not_resumed(tmp_path, corpora):
         average(run, [], 3)
     error = one_error(run_module("lm.average", run, "--last", 9), 2)
     assert "has only 3 checkpoints, not 9" in error
+
+
+def test_only_the_last_checkpoints_are_read(tmp_path, caplog):
+    """A training run removes the oldest checkpoints, and they may have many GB."""
+    truncate(save(tmp_path, 1))
+    for step in (2, 3):
+        save(tmp_path, step)
+    assert average(str(tmp_path), [], 2).endswith("average-00000002-00000003")
+    assert not caplog.records

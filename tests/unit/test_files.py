@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lm.files import locked, write_atomically
+from lm.files import locked, sha256_of, write_atomically
 from tests.limits import file_size_limit
 
 
@@ -47,6 +47,11 @@ def test_an_error_about_a_full_disk_contains_the_path(tmp_path):
     with file_size_limit(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
         write_atomically(path, bytes(18))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_reading_contains_the_path():
+    with pytest.raises(OSError, match=r"Input/output error: '/proc/self/mem'"):
+        sha256_of("/proc/self/mem")  # Address 0 is not mapped.
 
 
 def test_locks_fall_back_to_the_host_if_the_file_system_has_no_locks(tmp_path, monkeypatch):

@@ -88,6 +88,21 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
     assert store.find_newest(str(tmp_path)).path == str(newest)
 
 
+def test_a_checkpoint_with_a_bad_block_is_named_with_the_fix(tmp_path):
+    save(tmp_path, 1, 3.0)
+    newest = save(tmp_path, 2, 2.0)
+    data = newest / "model.data-00000-of-00001"
+    data.unlink()
+    data.symlink_to("/proc/self/mem")  # reading its first byte is an error
+    for which in ("last", "best"):
+        with pytest.raises(RunError) as raised:
+            store.find(str(tmp_path), which)
+        assert str(raised.value) == (
+            f"cannot read {data}: Input/output error; if this persists, move {newest} away to skip"
+            " it"
+        )
+
+
 def test_checkpoints_that_cannot_be_listed_are_not_missing(tmp_path):
     """Otherwise, the best checkpoint would be removed, and a resumed run might start over."""
     (tmp_path / "checkpoints").symlink_to("checkpoints")
@@ -186,5 +201,5 @@ def test_missing_and_only_corrupt_checkpoints_are_reported(tmp_path):
         store.find(str(tmp_path))
     for step in (1, 2):
         (save(tmp_path, step) / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are corrupt"):
+    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are corrupt; restore one"):
         store.find_newest(str(tmp_path))

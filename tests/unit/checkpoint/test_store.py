@@ -9,6 +9,7 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import whole
 from lm.errors import RunError, UserError
+from lm.files import sha256_of
 from lm.record import has_checkpoints
 from tests.commands import run_code
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
@@ -172,6 +173,26 @@ def test_a_run_that_is_training_may_remove_checkpoints_during_a_search(
     monkeypatch.setattr(store, "verify", train_and_verify)
     assert store.find(str(tmp_path), which).manifest.step == 3
     assert removed and not caplog.records
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_a_checkpoint_that_another_host_removes_is_skipped(tmp_path, monkeypatch, caplog, which):
+    """On NFS, a file that another host removed cannot be read, although it is open."""
+    removed = []
+
+    def remove_and_read(path):
+        if not removed:
+            removed.append(path)
+            save(tmp_path, 3, 60.0)
+            store.remove(os.path.dirname(path))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return sha256_of(path)
+
+    save(tmp_path, 1, 90.0)
+    save(tmp_path, 2, 70.0)
+    monkeypatch.setattr("lm.checkpoint.manifest.sha256_of", remove_and_read)
+    assert store.find(str(tmp_path), which).manifest.step == 3
+    assert "step-00000002" in removed[0] and not caplog.records
 
 
 def test_processes_without_a_lock_may_write_the_same_average(tmp_path):
