@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from lm.config import Config, RunOptions
 from lm.errors import UserError
-from lm.json_files import from_json, read_object, typed_fields, write_json
+from lm.json_files import CorruptFile, from_json, read_object, typed_fields, write_json
 from lm.options import defaults
 from lm.schedule import SCHEDULES
 
@@ -178,7 +178,14 @@ def first_difference(
 
 def load_record(run_dir: str) -> RunRecord | None:
     """Read the record of a run; return None if the directory does not contain run.json."""
-    path = os.path.join(run_dir, RUN_FILE)
+    try:
+        return _read_record(os.path.join(run_dir, RUN_FILE))
+    except CorruptFile as error:  # Each checkpoint contains a copy, which --resume checks.
+        fix = "restore it, or remove it and resume with --config and --data_path"
+        raise CorruptFile(f"{error}; {fix}") from error
+
+
+def _read_record(path: str) -> RunRecord | None:
     content = read_object(path)
     if content is None:
         return None

@@ -116,6 +116,14 @@ def test_a_directory_that_contains_runs_does_not_become_a_run(made, tmp_path, re
         assert run_dir.path == str(tmp_path / "runs/two")
 
 
+def test_a_resume_needs_no_run_json(made, tmp_path):
+    """The message about a corrupt run.json advises to remove it."""
+    shutil.copytree(made[0], tmp_path / "copy")
+    (tmp_path / "copy/run.json").unlink()
+    with open_directory(tmp_path / "copy", *made[1:]) as run_dir:
+        assert run_dir.checkpoint.manifest.step == 7
+
+
 def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplog):
     with open_directory(tmp_path / "mistyped", *made[1:]) as run_dir:
         assert run_dir.checkpoint is None

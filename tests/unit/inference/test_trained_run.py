@@ -116,7 +116,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
     "name, content, message",
     [
         ("run.json", None, "is not a run: it has no run.json"),
-        ("run.json", "{", "run.json is corrupt: Expecting"),
+        ("run.json", "{", r"run.json is corrupt: Expecting .*; restore it, or remove it and"),
         ("run.json", "[]", "it must be a JSON object"),
         ("run.json", '{"config": {}}', "run.json is corrupt: .*missing 2 required"),
         ("vocabulary.txt", None, "run has neither vocabulary.txt nor tokenizer/"),
