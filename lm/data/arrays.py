@@ -68,6 +68,8 @@ def _blocks(path: str, dtype: str) -> Iterator[np.ndarray]:
 
 def _read_integers(path: str, dtype: np.dtype) -> Iterator[np.ndarray]:
     with open(path, "rb") as file:
+        if file.peek().startswith(np.lib.format.MAGIC_PREFIX):
+            raise UserError(f"{path} is a NumPy array: rename it to .npy")
         while data := file.read(_BLOCK * dtype.itemsize):
             if len(data) % dtype.itemsize:
                 raise UserError(

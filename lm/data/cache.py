@@ -175,7 +175,9 @@ def _key(recipe: Recipe) -> str:
         parts.append("all" if config.vocab_size is None else str(config.vocab_size))
         parts += [f"min{config.min_count}"] * (config.min_count > 1)
     if recipe.sources["train"].reads_ids:
-        parts.append(config.token_dtype)
+        files = [part.path for source in recipe.sources.values() for part in source.parts]
+        ends = [os.path.splitext(path)[1] for path in files]  # They determine how files are read.
+        parts += [config.token_dtype, short_name(" ".join(ends))]
     return "-".join(parts)
 
 

@@ -57,6 +57,8 @@ def test_each_type_of_integer_gives_the_same_ids(tmp_path, dtype):
 def test_a_type_that_does_not_suit_the_integers_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"every second value .* set --token_dtype uint32"):
         load(tmp_path, "train.bin", IDS.astype("<u4").tobytes())
+    with pytest.raises(UserError, match=r"train\.bin is a NumPy array: rename it to \.npy"):
+        load(tmp_path, "train.bin", npy(IDS))
     large = Config(vocab_size=65_537)
     with pytest.raises(UserError, match="uint16 is too small for a vocabulary of 65,537 IDs"):
         load(tmp_path, "train.bin", IDS.astype("<u2").tobytes(), large)
@@ -70,6 +72,13 @@ def test_a_bin_file_contains_little_endian_integers(tmp_path, dtype):
     fields = {"token_dtype": dtype} if dtype else {}
     corpus = load(tmp_path, "train.bin", content, Config(vocab_size=10, **fields))
     assert corpus.train.tolist() == IDS.tolist()
+
+
+def test_a_renamed_file_is_read_again_in_its_format(tmp_path):
+    config = Config(vocab_size=256, token_dtype="uint8")
+    assert load(tmp_path, "train.bin", npz(IDS), config).train.tolist() == [*npz(IDS)]
+    (tmp_path / "train.bin").rename(tmp_path / "train.npz")
+    assert load_corpus(str(tmp_path), config).train.tolist() == IDS.tolist()
 
 
 def test_files_of_a_directory_are_concatenated_by_name(tmp_path):
