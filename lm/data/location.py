@@ -62,7 +62,11 @@ def _locate(
     # The whole project may have been moved, or copied to a different host.
     candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
     for directory in candidates:
-        if _exists(directory, recorded.kind):
+        files = _recorded_files(directory, recorded.kind)
+        for path in files:
+            if not os.path.exists(path):
+                raise missing_error(f"{path} is a broken symlink; mount its target")
+        if files:
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is
     # downloaded only into a given or the default directory, because the download takes minutes. If
@@ -77,12 +81,16 @@ def _locate(
     )
 
 
-def _exists(data_path: str, kind: str) -> bool:
+def _recorded_files(data_path: str, kind: str) -> list[str]:
+    """Return the files or links of a corpus of this kind, or [] if a split is missing."""
     # Another user's run must not create the corpus in a directory of its choice.
     place = os.path.join(data_path, "embedded") if kind == "embedded" else data_path
-    if kind == "ptb":
-        return len(ptb_in(place)) == len(SPLITS)
-    return os.path.isfile(place) or _REQUIRED <= find_splits(place).keys()
+    if kind != "ptb" and os.path.isfile(place):
+        return [place]
+    sources = ptb_in(place) if kind == "ptb" else find_splits(place)
+    required = set(SPLITS) if kind == "ptb" else _REQUIRED
+    files = [part.path for source in sources.values() for part in source.parts]
+    return files if required <= sources.keys() else []
 
 
 def find_sources(

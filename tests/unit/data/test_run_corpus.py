@@ -200,6 +200,20 @@ def test_a_resumed_run_does_not_replace_an_unmounted_text(tmp_path, own_text):
     assert not own_text.exists()
 
 
+@pytest.mark.parametrize("kind", ["text", "ptb"])
+def test_a_resumed_run_waits_for_an_unmounted_target_of_a_link(tmp_path, kind):
+    """The exit code must allow a restart."""
+    prefix = "ptb." if kind == "ptb" else ""
+    data_path = write(tmp_path / "data", prefix=prefix)
+    write_record(tmp_path / "run", kind, data_path)
+    link = tmp_path / f"data/{prefix}valid.txt"
+    link.unlink()
+    link.symlink_to("/not/mounted/valid.txt")
+    options = RunOptions(output_dir=str(tmp_path / "run"), resume=True)
+    with pytest.raises(RunError, match=f"{link} is a broken symlink; mount its target$"):
+        load_corpus_to_train(Config(), options)
+
+
 def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     make_run(tmp_path / "run", own_text, corpus="files")
     run = open_run(tmp_path / "run")
