@@ -25,7 +25,7 @@ from lm.cli.parser import Arguments
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
 from lm.data.corpus import load_corpus_to_train
-from lm.errors import RunError, UserError, first_line
+from lm.errors import RunError, UserError, error_class, first_line
 from lm.files import locked, write_atomically
 from lm.json_files import write_json
 from lm.options import replaced
@@ -85,14 +85,17 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
         raise UserError(
             f"output_dir {search.directory} is a run, or inside a run: choose a different directory"
         )
+    is_new = not search.settings.corpus
     # All trials would fail if the corpus were missing.
-    corpus = load_corpus_to_train(search.config, arguments[RunOptions]).record.sha256
+    try:
+        corpus = load_corpus_to_train(search.config, arguments[RunOptions]).record.sha256
+    except UserError as error:  # If a search is restarted, the disk may be mounted later.
+        raise (UserError if is_new else RunError)(str(error)) from error
     if search.settings.corpus not in ("", corpus):
         raise UserError(
             "cannot resume: the corpus is not the corpus of this search. Give its directory"
             " with --data_path, or start a new search"
         )
-    is_new = not search.settings.corpus
     search = search._replace(settings=dataclasses.replace(search.settings, corpus=corpus))
     try:
         os.makedirs(search.directory, exist_ok=True)
@@ -100,7 +103,9 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
     except BlockingIOError:
         raise RunError(f"another driver is running the search in {search.directory}") from None
     except OSError as error:
-        raise UserError(f"cannot write to output_dir {search.directory}: {error}") from error
+        raise error_class(error)(
+            f"cannot write to output_dir {search.directory}: {error.strerror}"
+        ) from error
     if is_new and load_settings(search.directory):
         raise RunError(f"another driver has started {search.directory}; continue it with --resume")
     with storage_errors(f"the search in {search.directory} is unchanged"):

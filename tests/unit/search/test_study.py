@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -95,6 +96,30 @@ def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
     (tmp_path / "valid.txt").write_text("a b b\n" * 500)
     with pytest.raises(UserError, match="cannot resume: the corpus is not the corpus of this"):
         search(*flags)
+
+
+def test_a_restarted_search_waits_for_an_unmounted_corpus(search, tmp_path):
+    data_path = tmp_path / "texts"
+    data_path.mkdir()
+    for split in ("train", "valid", "test"):
+        (data_path / f"{split}.txt").write_text("a b\n" * 500)
+    flags = ["--corpus=files", f"--data_path={data_path}"]
+    search(*flags)
+    data_path.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="texts does not exist"):
+        search(*flags)
+
+
+@pytest.mark.parametrize("number, kind", [(errno.EDQUOT, RunError), (errno.EACCES, UserError)])
+def test_a_full_disk_is_not_a_user_error(search, monkeypatch, number, kind):
+    def fail(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("lm.search.study.locked", fail)
+    with pytest.raises(kind) as raised:
+        search()
+    reason = os.strerror(number)
+    assert str(raised.value) == f"cannot write to output_dir {search.directory}: {reason}"
 
 
 def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
