@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import NoReturn, TypeVar
 
 from lm.config import RunOptions
@@ -80,7 +81,13 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     _start(0)
     if launch.launched_size() > 1:
         _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
+    signal.signal(signal.SIGTERM, _interrupt)
     _finish(Communicator(), contextlib.nullcontext, lambda _: work(sys.argv))
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """Let the command remove its unfinished files, as after Ctrl-C."""
+    raise KeyboardInterrupt(number)
 
 
 def _start(rank: int) -> None:

@@ -3,11 +3,13 @@
 import functools
 import gzip
 import resource
+import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.commands import environment, one_error, run_command, run_module
+from tests.commands import ROOT, environment, one_error, run_command, run_module
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,6 +38,20 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     result = run_module("lm.synthesize", "--output_dir", tmp_path)
     assert result.returncode == 2
     assert "exists, but does not contain the synthetic corpus of" in result.stderr
+
+
+def test_a_stop_signal_removes_the_unfinished_corpus(tmp_path):
+    flags = ["--output_dir", tmp_path / "d", "--num_tokens", 10**9]
+    command = [sys.executable, "-m", "lm.synthesize", *map(str, flags)]
+    with subprocess.Popen(
+        command, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as job:
+        while not list(tmp_path.glob(".corpus-*/corpus/*")) and job.poll() is None:
+            time.sleep(0.01)
+        job.terminate()
+        _, lines = job.communicate(timeout=20)
+    assert job.returncode == 143 and lines.endswith("lm: stopped by SIGTERM\n"), lines
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_little_memory_is_one_line(tmp_path):
