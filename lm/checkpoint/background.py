@@ -91,6 +91,9 @@ def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
     present = {found: intact[found] for found in checkpoints if found in intact}
     if len(present) < keep:
         return
+    # If --max_steps stopped the job within an epoch, a resumed run does not count the last step.
+    counted = {k: v for k, v in present.items() if v.step in v.progress.valid_steps}
+    kept = {store.best_of(present), store.best_of(counted)}
     for checkpoint in checkpoints[: checkpoints.index(list(present)[-keep])]:
-        if checkpoint != store.best_of(present):
+        if checkpoint not in kept:
             store.remove(checkpoint)

@@ -148,6 +148,14 @@ def test_a_validation_that_only_an_early_stop_caused_does_not_count(tmp_path):
     assert store.find(str(tmp_path), "best").path.endswith("step-00000003")
 
 
+def test_such_a_validation_does_not_remove_the_best_checkpoint_that_counts(tmp_path):
+    save(tmp_path, 1, 6.0)
+    save(tmp_path, 2)
+    for step in (3, 4):
+        save(tmp_path, step, 5.0, keep=1, valid_steps=())
+        assert steps(tmp_path) == [1, step]
+
+
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, keep=2)
