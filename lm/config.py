@@ -157,7 +157,7 @@ class Config(Checked):
     )
     asgd_trigger_epochs: int | None = option(
         None, "start to average the weights when the validation perplexity is worse than the best"
-        " one from more than N epochs ago (NT-ASGD)", low=1,
+        " one from more than N epochs ago (NT-ASGD); 0 for no average", low=0,
     )  # fmt: skip
     ema_decay: float = option(
         0.0, "validate, test and use an exponential moving average of the weights with this decay;"
@@ -229,8 +229,10 @@ class Config(Checked):
             ) from error
         if self.ema_decay and self.asgd_trigger_epochs:
             raise UserError(
-                "ema_decay and asgd_trigger_epochs are two averages: choose one of them"
+                "ema_decay and asgd_trigger_epochs are two averages: set one of them to 0"
             )
+        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
+            raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
         if self.adaptive_input and not self.cutoffs:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
 

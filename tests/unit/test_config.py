@@ -9,6 +9,7 @@ import pytest
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import UserError
+from lm.record import settings_that_follow_validation
 from lm.search.settings import SearchOptions
 from tests.commands import parse_flags
 
@@ -93,6 +94,14 @@ def test_each_setting_declares_its_effect():
     for cls in (Config, RunOptions, SearchOptions):
         found = {field.metadata["affects"] for field in dataclasses.fields(cls)}
         assert found <= {*effects, None} and cls.affects_by_default in effects
+
+
+def test_zero_turns_off_the_average_of_a_config():
+    awd_lstm = load_config_file("config_awd_lstm").config
+    with pytest.raises(UserError, match="two averages: set one of them to 0"):
+        dataclasses.replace(awd_lstm, ema_decay=0.9)
+    config = dataclasses.replace(awd_lstm, ema_decay=0.9, asgd_trigger_epochs=0)
+    assert settings_that_follow_validation(dataclasses.asdict(config), RunOptions()) == []
 
 
 def parse(*arguments):
