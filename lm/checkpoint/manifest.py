@@ -76,8 +76,9 @@ def _step_of(checkpoint: str) -> int | None:
 
 
 def names_of(run_dir: str) -> str:
-    """Return the names of the checkpoints of a run, for messages."""
-    return ", ".join(map(os.path.basename, list_checkpoints(run_dir)))
+    """Return the names of the checkpoints and averages of a run, for messages."""
+    averages = sorted(pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("average-*"))
+    return ", ".join(map(os.path.basename, [*list_checkpoints(run_dir), *averages]))
 
 
 def verify(path: str) -> Checkpoint:

@@ -44,18 +44,21 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
     """
     if which == "best":
         return _find_best(run_dir)
+    names = names_of(run_dir)
     if which != "last":
         own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
         # The working directory may contain a checkpoint of a different run with the same name.
         is_name = os.path.basename(os.path.abspath(which)) == which.rstrip("/")
         found = next(filter(os.path.isdir, (own, which) if is_name else (which, own)), None)
         if found is None:
-            names = names_of(run_dir) or "none"
-            raise UserError(f"{which} does not exist; the checkpoints of {run_dir} are: {names}")
+            raise UserError(
+                f"{which} does not exist; the checkpoints of {run_dir} are: {names or 'none'}"
+            )
         return verify(found)
     found = find_newest(run_dir)
     if found is None:
-        raise UserError(f"{run_dir} has no checkpoint")
+        choice = f" of a step: choose {names} with --checkpoint" if names else ""
+        raise UserError(f"{run_dir} has no checkpoint{choice}")
     return found
 
 

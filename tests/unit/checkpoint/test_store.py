@@ -203,6 +203,14 @@ def test_a_checkpoint_that_another_host_removes_is_skipped(tmp_path, monkeypatch
     assert "step-00000002" in removed[0] and not caplog.records
 
 
+def test_the_error_for_a_run_that_only_has_an_average_names_it(tmp_path):
+    store.save(str(tmp_path), [whole(ARRAYS)], manifest(1), name="average-1-1")
+    with pytest.raises(UserError, match=r"of a step: choose average-1-1 with --checkpoint$"):
+        store.find(str(tmp_path))
+    with pytest.raises(UserError, match=r"step-1 does not exist; .* are: average-1-1$"):
+        store.find(str(tmp_path), "step-1")
+
+
 def test_processes_without_a_lock_may_write_the_same_average(tmp_path):
     save(tmp_path, 1)
     facts = manifest(1)
