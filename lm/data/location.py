@@ -47,11 +47,12 @@ def find_data_path(
 
 def _check_data_path(data_path: str, corpus: str) -> None:
     """Check that a given path does not contain a text that the run would ignore."""
-    names = [entry.name for entry in _visible(data_path) if _TEXT_NAME.fullmatch(entry.name)]
-    own = [name for name in names if not name.startswith("ptb.")]
-    if corpus == "embedded" and own:
+    names = [entry.name for entry in _visible(data_path) if not entry.name.startswith("ptb.")]
+    own = [name for name in names if _TEXT_NAME.fullmatch(name) or name == "train"]
+    if corpus == "embedded" and (own or os.path.isfile(data_path)):
+        found = first_names(own) or "a text"
         raise UserError(
-            f"data_path {data_path} contains {first_names(own)}, but the run uses the synthetic"
+            f"data_path {data_path} contains {found}, but the run uses the synthetic"
             " corpus; train on your text with --corpus files, or choose a different directory"
         )
 

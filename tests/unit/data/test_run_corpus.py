@@ -75,6 +75,11 @@ def test_a_text_that_the_config_ignores_is_an_error(tmp_path, own_text, corpora)
     make_run(tmp_path / "run", corpora)
     with pytest.raises(UserError, match=message):
         load_text(open_run(tmp_path / "run"), "valid", str(own_text))
+    with pytest.raises(UserError, match=r"train.txt contains a text, .* --corpus files"):
+        find_data_path("embedded", [], str(own_text / "train.txt"))
+    (tmp_path / "divided/train").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"divided contains train, .* --corpus files"):
+        find_data_path("embedded", [], str(tmp_path / "divided"))
     write(tmp_path / "ptb", prefix="ptb.")
     assert find_data_path("embedded", [], str(tmp_path / "ptb")) == str(tmp_path / "ptb")
 
