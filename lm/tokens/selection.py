@@ -34,6 +34,11 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
             raise UserError(
                 "a corpus of token IDs needs --vocab_size N, its --vocabulary or its --tokenizer"
             )
+        if config.tokenizer != "words" or config.min_count > 1:
+            raise UserError(
+                "a corpus of token IDs has no text: remove --tokenizer and --min_count, or give its"
+                " --vocabulary"
+            )
         return Ids(config.vocab_size)
     if config.tokenizer in BUILT:
         if not config.vocabulary:
