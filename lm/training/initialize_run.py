@@ -49,6 +49,11 @@ def values_of_run(
                 f" restore the tokenizer files of {path}, or choose a new --output_dir"
             )
         saved = saved_tokenizer(run_of_checkpoint(path))
+        if tokenizer.name == "words" != saved.name:  # probably the default of this run
+            raise UserError(
+                f"--new_vocabulary builds a vocabulary of words, but {path} was trained with the"
+                f" tokenizer {saved.name}: choose it with --tokenizer, or remove --new_vocabulary"
+            )
         tables = _tables(checkpoint, saved, tokenizer, shapes)
         of_words = set(filter(_OF_WORDS.fullmatch, shapes))
     rest = {n: s for n, s in shapes.items() if n not in tables and n not in of_words}

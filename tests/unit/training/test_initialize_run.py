@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, weight_tensors
-from lm.config import RunOptions
+from lm.config import Config, RunOptions
 from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
@@ -18,6 +18,7 @@ from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.tokens.selection import load_vocabulary
+from lm.tokens.symbols import Characters
 from lm.tokens.tokenizers import Words
 from lm.tokens.vocabulary import Vocabulary
 from lm.training.initialize import find_source, initial_values
@@ -154,6 +155,13 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
         options = RunOptions(init_from=path, new_vocabulary=True)
         with pytest.raises(UserError, match=r"has no lstm_2/.* of this shape; --init_partly"):
             load_values(options, tokenizer_of(words[:50]))
+
+
+def test_a_new_vocabulary_does_not_turn_characters_into_words(tmp_path):
+    write_run(tmp_path / "run", Config(), Characters(Vocabulary(("<eos>", "a", "i"))))
+    options = RunOptions(init_from=str(tmp_path / "run"), new_vocabulary=True)
+    with tf.Graph().as_default(), pytest.raises(UserError, match="with the tokenizer characters:"):
+        load_values(options, tokenizer_of(("<eos>", "a", "i", "am")))
 
 
 def test_a_checkpoint_needs_its_run(other, tmp_path):
