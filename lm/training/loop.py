@@ -180,7 +180,8 @@ class Loop:
         step, every = self.progress.step, self.job.options.sample_every_steps
         if not every or step % every or not self.job.comm.is_rank_0:
             return False
-        tokens = self.graphs.sampler.draw(self.session, (self.job.config.seed, step))
+        with self._average_in_place():
+            tokens = self.graphs.sampler.draw(self.session, (self.job.config.seed, step))
         text = self.job.corpus.tokenizer.decode(tokens)
         self.reporter.event("sample", step=step, text=text)
         logger.info("step %d  sample: %s", step, " / ".join(text.splitlines()))
@@ -220,7 +221,7 @@ class Loop:
 
     def _validate_within_epoch(self, epoch: int) -> None:
         at = self.progress
-        metrics = self._evaluate("valid", at.num_averaged > 0)
+        metrics = self._evaluate("valid")
         at.valid_perplexity = metrics["perplexity"]
         is_best = at.valid_perplexity < min(at.valid_perplexities, default=math.inf)
         at.record_validation()
@@ -245,7 +246,7 @@ class Loop:
         line = f"{self._position(epoch)}  train {name} {value:.2f}"
         if self.job.options.eval:
             self.checkpointer.save(at)  # written in the background during the evaluation
-            metrics = self._evaluate("valid", at.num_averaged > 0)
+            metrics = self._evaluate("valid")
             at.valid_perplexity = metrics["perplexity"]
             record.update(_named("valid", metrics))
             line += f"  {self._quality_text('valid', metrics)}"
@@ -261,13 +262,18 @@ class Loop:
         self.checkpointer.save(at)
         self.reporter.logs.collect(comm.gather)
 
-    def _evaluate(self, split: str, use_average: bool) -> dict[str, float]:
+    def _average_in_place(self) -> contextlib.AbstractContextManager:
+        """Return a context in which the average replaces the weights, if there is an average."""
+        if not self.progress.num_averaged:
+            return contextlib.nullcontext()
+        return self.graphs.average.in_place(self.session)
+
+    def _evaluate(self, split: str, use_average: bool = True) -> dict[str, float]:
         """Return the metrics of "valid" or "test"; see `text_metrics`."""
         corpus = self.job.corpus
         shared = self.job.options.distributed_eval
         name = f"the evaluation of {split}" + ("" if shared else " on rank 0")
-        average = self.graphs.average
-        averaged = average.in_place(self.session) if use_average else contextlib.nullcontext()
+        averaged = self._average_in_place() if use_average else contextlib.nullcontext()
         with averaged, self.supervisor.waiting(name) as waiting:
             nll = self.graphs.evaluator.run(
                 self.session, split, getattr(corpus, split), waiting.gather, waiting.poll
@@ -294,7 +300,6 @@ class Loop:
 
     def _test(self) -> None:
         comm, test_on = self.job.comm, self.job.options.test_on
-        use_average = self.progress.num_averaged > 0
         if test_on == "best":
             with self.supervisor.exchange("the reading of the best weights"):
                 with on_all_ranks(comm):
@@ -302,8 +307,8 @@ class Loop:
                         best = store.find(self.job.output_dir, "best")
                         self.graphs.loader.load_weights(self.session, best)
                 self.session.run(self.graphs.broadcast)
-            use_average = False
-        metrics = self._evaluate("test", use_average)
+        # The best weights are loaded as an average, if there is one.
+        metrics = self._evaluate("test", use_average=test_on != "best")
         step = self.progress.step
         self.reporter.event("test", step=step, test_on=test_on, **_named("test", metrics))
         self.results |= {"test_on": test_on, **_named("test", metrics)}

@@ -10,17 +10,22 @@ import pytest
 
 from lm.cli.markdown import markdown_table, object_table
 from lm.errors import UserError
+from lm.inference.generator import Generator
+from lm.inference.sampling import Sampling
+from lm.inference.trained_run import open_run
 from lm.record import CorpusRecord
 from lm.report import __main__ as command
 from lm.report.benchmarks import read_benchmark
 from lm.report.comparison import group_by_corpus
 from lm.report.curves import draw_curves, draw_sections
+from lm.report.examples import example_parts
 from lm.report.metrics import read_run
 from lm.report.page import build_page, write_file
 from lm.report.plots import build_plots
 from lm.report.runs_page import build_parts
 from lm.report.tables import build_tokenizer_tables
 from tests.unit.report.runs import CONFIG, write_record, write_run
+from tests.untrained import make_run, rewrite_manifest
 
 SIZES = {"batch_size": 20, "num_steps": 5}
 
@@ -105,6 +110,25 @@ def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
     ]
     assert page_of(runs).count("<h2>Tokenizers</h2>") == 1
     assert build_tokenizer_tables(group_by_corpus([runs[0], runs[3]])) == []
+
+
+def test_the_sample_of_a_run_shows_the_tested_weights(tmp_path, corpora):
+    """The last weights are not the best, and only the best weights are tested."""
+    for seed, name in enumerate("ab"):
+        make_run(tmp_path / name, corpora, seed=seed)
+    checkpoints = tmp_path / "a/checkpoints"
+    rewrite_manifest(
+        checkpoints / "step-00000007", lambda content: content["progress"].update(valid_steps=[7])
+    )
+    last = (tmp_path / "b/checkpoints/step-00000007").rename(checkpoints / "step-00000009")
+    rewrite_manifest(last, lambda content: content["progress"].update(step=9, valid_perplexity=999))
+    test = {"event": "test", "step": 9, "test_on": "best"}
+    (tmp_path / "a/metrics.jsonl").write_text(json.dumps(test) + "\n")
+    sections = group_by_corpus([read_run(str(tmp_path / "a"))])
+    *_, sample = example_parts(sections, shows_licensed=False)
+    generator = Generator(open_run(str(tmp_path / "a"), "best"))
+    (expected,) = generator.generate([""], Sampling(num_words=20, seed=1))
+    assert sample.code.startswith(expected.text)
 
 
 def test_a_page_follows_a_link(tmp_path):

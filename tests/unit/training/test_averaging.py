@@ -5,8 +5,13 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.checkpoint import store, transfer
+from lm.inference.trained_run import open_run
 from lm.model import plain
+from lm.model.network import Network
+from lm.model.sampler import Sampler
 from lm.optimize.averaging import Average
+from tests.commands import events, train_here
 
 
 def test_the_average_is_the_mean_and_swaps_exactly_with_the_weights():
@@ -48,6 +53,18 @@ def test_the_exponential_moving_average_follows_its_formula():
             expected = decay * expected + (1 - decay) * value
         (stored,) = [v for v in tf.global_variables() if v.op.name == "weight/average"]
         np.testing.assert_allclose(session.run(stored), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_samples_show_the_average(tmp_path, corpora):
+    flags = ["--config=config_test", f"--data_path={corpora}", "--hidden_size=8", "--noeval"]
+    flags += ["--ema_decay=0.99", "--max_steps=20", "--sample_every_steps=20"]
+    train_here(tmp_path / "run", *flags)
+    run = open_run(tmp_path / "run")
+    with tf.Graph().as_default(), tf.Session() as session:
+        sampler = Sampler(Network(run.config, len(run.tokenizer)), run.tokenizer.eos_id)
+        transfer.VariableLoader().load_weights(session, store.find(tmp_path / "run"))
+        text = run.tokenizer.decode(sampler.draw(session, (run.config.seed, 20)))
+    assert [event["text"] for event in events(tmp_path / "run", "sample")] == [text]
 
 
 @pytest.mark.parametrize("size", [0, 1, 13, (1 << 17) + 5])  # the last is over two blocks
