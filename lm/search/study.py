@@ -41,6 +41,7 @@ from lm.search.settings import (
 )
 from lm.search.slots import TrialSlots, divide_hosts
 from lm.search.space import Space, choose_config, combinations, parse_space
+from lm.tokens.selection import with_absolute_paths
 
 # User attributes of a trial.
 EPOCHS = "epochs"  # how long it has trained
@@ -114,7 +115,7 @@ def open_search(arguments: Arguments, settings: Settings, stack: contextlib.Exit
 
 def _check(arguments: Arguments, settings: Settings) -> Search:
     """Return the search after all checks that need no study."""
-    options, config = arguments[SearchOptions], arguments[Config]
+    options, config = arguments[SearchOptions], with_absolute_paths(arguments[Config])
     space = parse_space(options.space, config)
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")

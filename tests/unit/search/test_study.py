@@ -80,6 +80,15 @@ def test_a_search_is_resumed_on_the_given_hosts(search):
         assert found.options.hosts == hosts
 
 
+def test_best_finds_its_vocabulary_from_any_directory(search, corpora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = {"<eos>", *(corpora / "embedded/train.txt").read_text().split()}
+    (tmp_path / "words.txt").write_text("".join(f"{word}\n" for word in sorted(words)))
+    search("--vocabulary=words.txt")
+    best = load_config_file(str(search.directory / "best.py")).config
+    assert best.vocabulary == str(tmp_path / "words.txt")
+
+
 def test_a_search_is_resumed_with_flags_that_its_config_file_defines(search):
     flags = ["--corpus=embedded", "--nomemory", "--num_heads=2", "--hidden_size=8"]
     for config in ("config_transformer", search.directory / "config.py"):
