@@ -163,6 +163,9 @@ def _check_resumable(
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, before, record)
+    for name in sorted(ignored):
+        if record.config[name] != before.config[name]:
+            logger.warning(f"{name} was {before.config[name]!r} and is {record.config[name]!r} now")
 
 
 def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) -> UserError:

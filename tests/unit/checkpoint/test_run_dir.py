@@ -237,11 +237,15 @@ def test_an_unwritable_checkpoint_directory_is_found_out_immediately(made, tmp_p
         ({}, COSINE, {"num_epochs": 99}, r"num_epochs was \d+ .* is 99 now"),
     ],
 )
-def test_a_field_may_change_unless_the_run_depends_on_it(resume, options, recorded, now, message):
+def test_a_field_may_change_unless_the_run_depends_on_it(
+    resume, caplog, options, recorded, now, message
+):
     def record(manifest):
         manifest["record"]["config"].update(recorded)
 
     assert resume(lambda manifest: None, **now).path.endswith("step-00000007")
+    (warning,) = caplog.messages  # The user may have forgotten a flag of the first job.
+    assert re.fullmatch(message, warning)
     with pytest.raises(UserError, match=f"cannot resume: {message}"):
         resume(record, options=options, **recorded, **now)
 
