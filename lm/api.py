@@ -68,8 +68,10 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
     if config is None and how.resume and how.output_dir:
         before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
     kept = file.config if before is None else Config(**before)
+    changed = replaced(kept, **fields)
+    changed.check_used(fields)
     try:
-        results = run_training(replaced(kept, **fields), how, comm, file.functions)
+        results = run_training(changed, how, comm, file.functions)
     except Stopped as error:
         if error.exit_code != 128 + signal.SIGINT:
             raise

@@ -6,6 +6,7 @@ The command-line flags are generated from these fields.
 import dataclasses
 import itertools
 import re
+from collections.abc import Collection
 
 from lm.errors import UserError
 from lm.options import MAX_SEED, Checked, option
@@ -126,8 +127,8 @@ class Config(Checked):
     )
     num_epochs: int = option(13, "passes over the training split", low=1, affects="length")
     num_steps_total: int | None = option(
-        None, "length of the training and of the schedules in steps, instead of num_epochs", low=1,
-        affects="length",
+        None, "length of the training and of the schedules in steps, instead of num_epochs; 0 for"
+        " num_epochs", low=0, affects="length",
     )  # fmt: skip
     window_order: str = option(
         "sequential", "sequential, or shuffled: each epoch visits the windows in a different order"
@@ -137,21 +138,27 @@ class Config(Checked):
         "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected), adagrad"
         " or rmsprop", choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
     )  # fmt: skip
-    momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)
-    adam_beta1: float = option(0.9, "adam: decay of the running mean of gradients", low=0, below=1)
+    momentum: float = option(
+        0.9, "factor on the velocity at each step", used_by="momentum", low=0, below=1
+    )
+    adam_beta1: float = option(
+        0.9, "decay of the running mean of gradients", used_by="adam", low=0, below=1
+    )
     adam_beta2: float = option(
-        0.999, "adam: decay of the running mean of squared gradients", low=0, below=1
+        0.999, "decay of the running mean of squared gradients", used_by="adam", low=0, below=1
     )
     adam_epsilon: float = option(
-        1e-8, "adam: added to the root of the squared gradient's mean", above=0
+        1e-8, "added to the root of the squared gradient's mean", used_by="adam", above=0
     )
     adagrad_initial_value: float = option(
-        0.1, "adagrad: initial value of the sums of squared gradients", above=0
+        0.1, "initial value of the sums of squared gradients", used_by="adagrad", above=0
     )
     rmsprop_decay: float = option(
-        0.9, "rmsprop: decay of the running mean of squared gradients", low=0, below=1
+        0.9, "decay of the running mean of squared gradients", used_by="rmsprop", low=0, below=1
     )
-    rmsprop_epsilon: float = option(1e-10, "rmsprop: added to the squared gradient's mean", above=0)
+    rmsprop_epsilon: float = option(
+        1e-10, "added to the squared gradient's mean", used_by="rmsprop", above=0
+    )
     weight_decay: float = option(
         0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0
     )
@@ -171,14 +178,17 @@ class Config(Checked):
         choices=("decay", "plateau", "linear", "cosine", "inverse_sqrt"),
     )  # fmt: skip
     lr_min_ratio: float = option(
-        0.0, "linear and cosine: the last learning rate, divided by learning_rate", low=0, high=1
-    )
+        0.0, "the last learning rate, divided by learning_rate", used_by="linear and cosine", low=0,
+        high=1,
+    )  # fmt: skip
     lr_plateau_factor: float = option(
-        0.25, "plateau: factor on the learning rate", above=0, below=1
+        0.25, "factor on the learning rate", used_by="plateau", above=0, below=1
     )
-    lr_decay: float = option(0.5, "decay: factor on the learning rate per epoch", above=0, high=1)
+    lr_decay: float = option(
+        0.5, "factor on the learning rate per epoch", used_by="decay", above=0, high=1
+    )
     lr_decay_start_epoch: int = option(
-        5, "decay: first epoch (counted from 1) with a decayed learning rate", low=1
+        5, "first epoch (counted from 1) with a decayed learning rate", used_by="decay", low=1
     )
     max_grad_norm: float = option(
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
@@ -241,6 +251,25 @@ class Config(Checked):
         """The token ID of the first word of each cluster, or () for a full softmax."""
         text = self.adaptive_softmax_cutoffs
         return tuple(int(n) if n.isdecimal() else 0 for n in text.split(",") if text)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """The settings that have no effect, and the settings that are the reason."""
+        found = {}
+        if self.num_steps_total:
+            found["num_epochs"] = f"num_steps_total {self.num_steps_total}: set the latter to 0"
+        for field in dataclasses.fields(self):
+            users = field.metadata["used_by"]
+            if users and not {self.optimizer, self.lr_schedule} & {*users.split(" and ")}:
+                chosen = f"optimizer {self.optimizer} and lr_schedule {self.lr_schedule}"
+                found[field.name] = f"{chosen}: it is for {users}"
+        return found
+
+    def check_used(self, given: Collection[str]) -> None:
+        """Raise UserError if a setting that the user gave has no effect."""
+        for name, reason in self.unused.items():
+            if name in given:
+                raise UserError(f"{name} has no effect with {reason}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,7 @@ def _train(arguments, comm, supervisor):
             config = arguments[Config]
         else:
             config = replaced(Config(**recorded), **arguments.given[Config])
+        config.check_used(arguments.given[Config])
     train(config, options, comm, arguments.config_file.functions, supervisor)
 
 

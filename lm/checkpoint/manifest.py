@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple

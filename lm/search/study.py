@@ -117,6 +117,8 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     """Return the search after all checks that need no study."""
     options, config = arguments[SearchOptions], with_absolute_paths(arguments[Config])
     space = parse_space(options.space, config)
+    if space.keys().isdisjoint({"optimizer", "lr_schedule"}):  # otherwise, some trials may use them
+        config.check_used({*space, *arguments.given[Config]})
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
     unfair = [name for name in space if name in _UNFAIR_TO_PRUNE]

@@ -43,7 +43,8 @@ class TrialJob:
     def __init__(self, directory: str, config: Config, search: Search, slots: TrialSlots):
         self.directory, self.slots = directory, slots
         before = dataclasses.asdict(search.file.config)
-        changes = {k: v for k, v in dataclasses.asdict(config).items() if v != before[k]}
+        used = {k: v for k, v in dataclasses.asdict(config).items() if k not in config.unused}
+        changes = {k: v for k, v in used.items() if v != before[k]}
         options = {"keep_checkpoints": 1, **changes, **search.settings.given(RunOptions)}
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,

@@ -140,6 +140,8 @@ def test_the_stop_button_saves_the_run(examples):
 def test_an_unknown_field_is_an_error(examples):
     with pytest.raises(ValueError, match="hiden_size is not a field of Config or RunOptions"):
         examples.train("config_test", hiden_size=3)
+    with pytest.raises(ValueError, match="momentum has no effect with optimizer sgd"):
+        examples.train("config_test", momentum=0.5)
 
 
 LATE = """

@@ -104,6 +104,15 @@ def test_zero_turns_off_the_average_of_a_config():
     assert settings_that_follow_validation(dataclasses.asdict(config), RunOptions()) == []
 
 
+def test_a_setting_without_an_effect_is_rejected():
+    unused = Config(optimizer="adam", lr_schedule="linear").unused
+    assert {"momentum", "rmsprop_decay", "lr_decay", "lr_plateau_factor"} < unused.keys()
+    assert unused.keys().isdisjoint({"adam_beta1", "lr_min_ratio", "weight_decay", "num_epochs"})
+    with pytest.raises(UserError, match=r"^adam_epsilon has .* optimizer sgd .*: it is for adam"):
+        Config().check_used(["learning_rate", "adam_epsilon"])
+    Config(num_steps_total=0).check_used(["num_epochs"])
+
+
 def parse(*arguments):
     return parse_flags(["lm.train", *arguments])
 

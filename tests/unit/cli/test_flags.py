@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 
 import lm
+from lm import train
 from lm.benchmark.__main__ import run as run_benchmark
 from lm.cli.parser import RunChoice, parse
 from lm.config import Config
+from lm.distributed.communicator import Communicator
 from lm.errors import InfoRequested, UserError
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option
@@ -81,3 +83,17 @@ def test_print_config_of_a_resumed_run_shows_its_config(tmp_path):
     result = run_module("lm.train", *flags)
     rows = [" ".join(line.strip("| ").split()) for line in result.stdout.splitlines()]
     assert {"hidden_size | 12 | run", "num_epochs | 7 | command line"} <= {*rows}
+
+
+def test_a_flag_that_the_config_ignores_is_rejected(tmp_path):
+    recorded = dataclasses.asdict(Config(num_steps_total=99))
+    record = RunRecord(recorded, "0" * 64, CorpusRecord("text", "/data", "0" * 64))
+    record.write(str(tmp_path), has_checkpoints=True)
+    resume = ["--resume", f"--output_dir={tmp_path}", "--num_epochs=7"]
+    for flags, message in (
+        (["--momentum=0.5"], "momentum has no effect with optimizer sgd"),
+        (resume, "num_epochs has no effect with num_steps_total 99: set the latter to 0"),
+    ):
+        arguments = train._parse(["lm.train", *flags])
+        with pytest.raises(UserError, match=message):
+            train._train(arguments, Communicator(), None)

@@ -66,6 +66,12 @@ def test_the_best_validation_may_be_within_an_epoch(search):
     assert trials(study)[1].intermediate_values == {1: 500, 2: 500}
 
 
+def test_a_trial_has_no_flags_that_its_optimizer_ignores(search):
+    search("--space=learning_rate=2, optimizer=sgd|adam", "--adam_beta1=0.5")
+    commands = [path.read_text() for path in sorted(search.directory.glob("trials/*/console.txt"))]
+    assert ["--adam_beta1=0.5" in command for command in commands] == [False, True]
+
+
 @pytest.mark.parametrize(
     "sampler, pruner", [("tpe", "none"), ("random", "hyperband"), ("tpe", "median")]
 )

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.timeout(60)
         (["--config="], "config"),
         (["--config=config_small", "--data_url=/none.tgz", "--data_path=/none"], "/none"),
         (["--learning_rate=3"], "--learning_rate is in --space too"),
+        (["--adam_beta1=0"], "adam_beta1 has no effect"),
+        (["--space=lr_plateau_factor=0.2|0.3"], "lr_plateau_factor has no effect"),
     ],
 )
 def test_invalid_input_creates_nothing(search, flags, error):

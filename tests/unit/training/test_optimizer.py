@@ -37,8 +37,12 @@ def one_update(max_grad_norm=math.inf, **fields):
         return graph, norm, session.run(table)
 
 
-def test_each_optimizer_is_a_choice():
-    assert Config.__dataclass_fields__["optimizer"].metadata["choices"] == (*OPTIMIZERS,)
+def test_each_optimizer_is_a_choice_and_only_uses_its_settings():
+    fields = Config.__dataclass_fields__
+    assert fields["optimizer"].metadata["choices"] == (*OPTIMIZERS,)
+    for name, optimizer in OPTIMIZERS.items():
+        own = {setting for setting in fields if fields[setting].metadata["used_by"] == name}
+        assert {*optimizer.settings} - {"weight_decay"} == own
 
 
 @pytest.mark.usefixtures("implementation")
