@@ -11,7 +11,7 @@ from pathlib import Path
 from lm.distributed.communicator import Communicator
 from lm.system import stat_fields
 
-_CORES_AT_START = os.sched_getaffinity(0)
+_CORES_AT_START = os.sched_getaffinity(0)  # A second claim must not divide a slot's cores again.
 # More cores than any host has. The kernel keeps the cores that exist and that the container may
 # use. os.cpu_count() would not do: if cores are offline, or if a container has its own /proc
 # (lxcfs), the cores are not numbered from 0 to the count.
@@ -81,7 +81,7 @@ def _given_cores() -> Collection[int]:
     mapping = os.environ.get("OMPI_MCA_rmaps_base_mapping_policy", "").upper()
     requested = "PE=" in mapping or any(name.startswith(_BINDINGS) for name in os.environ)
     if requested or "OMPI_MCA_orte_bound_at_launch" not in os.environ:
-        return _CORES_AT_START
+        return _CORES_AT_START if HOST_SLOTS in os.environ else os.sched_getaffinity(0)
     # Open MPI bound this process by default. Use the cores of the launcher: the first
     # ancestor outside the job. A container may hide the launcher.
     with contextlib.suppress(OSError, IndexError):

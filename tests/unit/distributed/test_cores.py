@@ -144,6 +144,19 @@ def test_the_hyperthreads_of_a_physical_core_are_neighbors(tmp_path, siblings, e
     assert found == expected
 
 
+def test_a_process_may_bind_itself(monkeypatch):
+    core = max(os.sched_getaffinity(0))
+
+    def claim_twice(*_):
+        os.sched_setaffinity(0, {core})  # of this thread only
+        return [(cores.claim_cores(), os.sched_getaffinity(0)) for _ in range(2)]
+
+    assert on_ranks(1, claim_twice) == [[(1, {core})] * 2]
+    monkeypatch.setenv(cores.HOST_SLOTS, "0:1:2")
+    first, second = on_ranks(1, lambda *_: [cores.claim_cores() for _ in range(2)])[0]
+    assert first == second, "the cores of a slot are divided again"
+
+
 def test_a_system_that_rejects_unbinding_is_accepted(monkeypatch):
     def refuse(*_):
         raise OSError(22, "Invalid argument")
