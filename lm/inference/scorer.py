@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.distributed.devices import Device
 from lm.errors import UserError
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.ops import fastest
+
+_NUM_SORTED = 16  # batches whose sentences are sorted by their length
 
 
 class Score(NamedTuple):
@@ -33,9 +36,10 @@ class Score(NamedTuple):
 class Scorer:
     """Scores sentences with the network of a run.
 
-    All batches have `batch_size` rows, and the last rows of a batch may be empty. With the compiled
-    operations, a score of the built-in network does not depend on its row or on the other rows.
-    Otherwise, they change a score by rounding, and other sizes of the batch would change more.
+    With the compiled operations, a score of the built-in network does not depend on its row or on
+    the other rows. Sentences of similar length are then scored together, and a batch has only as
+    many rows as sentences. Otherwise, rows change a score by rounding, and other sizes of the batch
+    would change more. All batches then have `batch_size` rows, and the last rows may be empty.
     """
 
     def __init__(
@@ -49,14 +53,15 @@ class Scorer:
         check_words(run, device)
         self._tokenizer, self._functions = run.tokenizer, run.functions
         self.rows, self._continuous = 1 if continuous else batch_size, continuous
+        self.any_rows = run.functions.is_built_in and kernels.available()
         self._session, self._results = open_session(run, self._build, device)
-        self._state = np.zeros(self._state_ph.shape.as_list(), np.float32)
-        self._last_id = run.tokenizer.eos_id
+        self._state, self._last_id = None, run.tokenizer.eos_id
 
     def _build(self, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
-        self._inputs_ph = tf.placeholder(tf.int32, [None, self.rows])
-        self._targets_ph = tf.placeholder(tf.int32, [None, self.rows])
-        self._state_ph = tf.placeholder(tf.float32, [self.rows, decoding.state_size(network)])
+        rows = None if self.any_rows else self.rows
+        self._inputs_ph = tf.placeholder(tf.int32, [None, rows])
+        self._targets_ph = tf.placeholder(tf.int32, [None, rows])
+        self._state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)])
         return decoding.continued_log_probs(
             network,
             self._inputs_ph,
@@ -73,46 +78,60 @@ class Scorer:
         If a sentence causes an error, the sentences before it are scored. The message starts with
         the place and the number of the sentence, which are counted from `first`.
         """
-        batch: list[tuple[str, list[int]]] = []
+        texts: list[tuple[str, list[int]]] = []
+        count = self.rows * (_NUM_SORTED if self.any_rows and not self._continuous else 1)
         try:
             for number, sentence in enumerate(sentences, first):
                 try:
-                    batch.append((sentence, self._tokenizer.encode(sentence + "\n")))
+                    texts.append((sentence, self._tokenizer.encode(sentence + "\n")))
                 except UserError as error:
                     raise UserError(f"{place} {number}: {error}") from error
-                if len(batch) == self.rows:
-                    full, batch = batch, []
-                    yield from self._score_batch(full)
+                if len(texts) == count:
+                    full, texts = texts, []
+                    yield from self._score_texts(full)
         except UserError:
-            yield from self._score_batch(batch)
+            yield from self._score_texts(texts)
             raise
-        yield from self._score_batch(batch)
+        yield from self._score_texts(texts)
 
     def close(self) -> None:
         self._session.close()
 
-    def _score_batch(self, batch: Sequence[tuple[str, list[int]]]) -> Iterator[Score]:
-        longest = max((len(ids) for _, ids in batch), default=0)
-        targets = np.full([longest, self.rows], self._tokenizer.eos_id, np.int32)
-        for row, (_, ids) in enumerate(batch):
-            targets[: len(ids), row] = ids
-        # Texts of token IDs may be empty.
-        log_probs = self._log_probs(targets) if longest else np.empty(targets.shape)
-        for row, (sentence, ids) in enumerate(batch):
+    def _score_texts(self, texts: Sequence[tuple[str, list[int]]]) -> Iterator[Score]:
+        order = list(range(len(texts)))
+        if self.any_rows:
+            order.sort(key=lambda index: len(texts[index][1]))
+        found: dict[int, np.ndarray] = {}
+        for start in range(0, len(order), self.rows):
+            batch = order[start : start + self.rows]
+            found.update(zip(batch, self._score_batch([texts[index][1] for index in batch])))
+        for index, (sentence, ids) in enumerate(texts):
             unknown = len(self._tokenizer.unknown(sentence))
-            found = log_probs[: len(ids), row].astype(np.float64)
-            score = Score(sentence, targets[: len(ids), row], found, unknown)
+            score = Score(sentence, np.array(ids, np.int32), found[index], unknown)
             if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
                 raise UserError("the network returns NaN: use a different checkpoint")
             yield score
 
+    def _score_batch(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Return the log-probabilities of each text, float64."""
+        rows = len(texts) if self.any_rows else self.rows
+        targets = np.full([max(map(len, texts)), rows], self._tokenizer.eos_id, np.int32)
+        for row, ids in enumerate(texts):
+            targets[: len(ids), row] = ids
+        # Texts of token IDs may be empty.
+        log_probs = self._log_probs(targets) if len(targets) else np.empty(targets.shape)
+        return [log_probs[: len(ids), row].astype(np.float64) for row, ids in enumerate(texts)]
+
     def _log_probs(self, targets: np.ndarray) -> np.ndarray:
         """Return the log-probabilities of the targets, int32 [T, B]."""
         inputs = np.concatenate([np.full_like(targets[:1], self._last_id), targets[:-1]])
+        state = self._state
+        if state is None:
+            state = np.zeros([targets.shape[1], self._state_ph.shape.as_list()[1]], np.float32)
         feed = {
             self._inputs_ph: inputs,
             self._targets_ph: targets,
-            self._state_ph: self._state,
+            self._state_ph: state,
         }
         with self._functions.one_line_errors(running=True):
             log_probs, state = self._session.run(self._results, feed)

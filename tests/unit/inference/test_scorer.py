@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v2 as tf2
 from tensorflow.core.protobuf import saved_model_pb2
 
+from lm import kernels
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
@@ -45,9 +46,23 @@ def test_a_score_does_not_depend_on_other_sentences(run, sentences):
     scores = list(scorer.score(sentences))
     assert [len(score.log_probs) for score in scores] == [len(s.split()) + 1 for s in sentences]
     for index, (score, sentence) in enumerate(zip(scores, sentences)):
-        # The sentence stays in its row. The rows before it are empty.
-        alone = list(scorer.score([""] * (index % 8) + [sentence]))[-1]
+        # Without the compiled operations, the sentence stays in its row, after empty rows.
+        before = [] if kernels.available() else [""] * (index % 8)
+        alone = list(scorer.score([*before, sentence]))[-1]
         assert str(alone) == str(score)
+
+
+def test_sentences_of_similar_length_are_scored_together_in_rows_that_are_needed(run, monkeypatch):
+    if not kernels.available():
+        pytest.skip("plain TensorFlow rounds differently in other rows")
+    scorer, shapes = Scorer(run, batch_size=2), []
+    compute = scorer._log_probs
+    monkeypatch.setattr(
+        scorer, "_log_probs", lambda targets: [shapes.append(targets.shape), compute(targets)][1]
+    )
+    texts = ["w1 w2 w3 w4", "w1", "", "w5 w6 w7", "w2"]
+    assert [score.text for score in scorer.score(texts)] == texts
+    assert shapes == [(2, 2), (4, 2), (5, 1)]
 
 
 def test_unknown_words_are_scored_as_unk_and_counted(run):
