@@ -14,8 +14,9 @@ file. The command generates the texts of several prompts together, in batches.
 
 A single text is printed while it is generated, one token at a time. Several texts are printed when
 they are complete, in the order of the prompts. With --json, the command prints one line with a JSON
-object for each text. log_probability is the natural logarithm of the probability of all generated
-tokens, before the temperature and the other settings change it:
+object for each text. Its prompt consists of the tokens that the model read, so an unknown word is
+<unk>. log_probability is the natural logarithm of the probability of all generated tokens, before
+the temperature and the other settings change it:
 
   {"prompt": "the company", "text": " said it", "log_probability": -4.21}
 
@@ -23,9 +24,9 @@ With --next N, nothing is generated. The command prints the N most probable toke
 with their probabilities. With --json, these are pairs in the field "next".
 
 The same flags with the same --seed generate the same text. A text depends only on the seed, on the
-prompt, on the line number of the prompt and on the number of the sample. With the compiled
-operations and the built-in network, it does not depend on the batch. Otherwise, the results of a
-batch may differ by rounding. The network computes in float32, regardless of the run's --precision.
+prompt, on the line number of the prompt and on the number of the sample. The other texts of its
+batch change probabilities only by rounding. The network computes in float32, regardless of the
+run's --precision.
 """
 
 import contextlib
@@ -99,7 +100,8 @@ def _generate(argv):
         for prompts in read_lines(options.prompts) if options.prompts else [[options.prompt or ""]]:
             prompts = [prompt.removesuffix("\r") for prompt in prompts]  # of Windows line ends
             if options.next:
-                _print_next(prompts, generator.next_tokens(prompts, options.next), options.json)
+                found = generator.next_tokens(prompts, options.next, first)
+                _print_next(prompts, found, options.json)
             else:
                 _print_texts(generator.generate(prompts, how, first), options, how, first)
             first += len(prompts)

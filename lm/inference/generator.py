@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.errors import UserError
 from lm.inference.beam import beam_search
 from lm.inference.prompts import contains_at_end, decode_stream, encode_prompt
 from lm.inference.sampling import Sampling, largest, next_word_distribution, scores_of_tokens
@@ -27,7 +28,7 @@ _NUM_EXPECTED = 5  # tokens in a prediction
 class Generated(NamedTuple):
     """A generated text."""
 
-    prompt: str
+    prompt: str  # its decoded tokens
     text: str  # continues the prompt
     log_probability: float  # natural logarithm, of all generated tokens
 
@@ -56,8 +57,8 @@ class _Draft:
 class Generator:
     """Generates texts with the network of a run.
 
-    If the compiled operations are available, the results of the built-in network for a row do not
-    depend on the other rows. Otherwise, they are equal up to rounding.
+    Other rows change the results of a row only by rounding. With the compiled operations, only the
+    softmax of the built-in network depends on them.
 
     Args:
       rows: The number of texts that are generated together, at least the size of a beam. A
@@ -66,11 +67,12 @@ class Generator:
 
     def __init__(self, run: Run, rows: int = 1):
         check_words(run)
-        self._tokenizer, self._functions, self._rows = run.tokenizer, run.functions, rows
+        self._tokenizer, self._functions, self.rows = run.tokenizer, run.functions, rows
+        self.any_rows = run.functions.is_built_in
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
-        rows = None if self._functions.is_built_in else self._rows
+        rows = None if self.any_rows else self.rows
         self._words_ph = tf.placeholder(tf.int32, [rows])
         self._state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)])
         self._reads_words = bool(network.reads_words)
@@ -85,17 +87,23 @@ class Generator:
         """Generate `num_samples` texts for each prompt, in the order of the prompts.
 
         `first` is the position of the first prompt. A text depends only on the seed, the prompt,
-        its position and the index of the sample.
+        its position and the index of the sample. If a prompt causes an error, the texts of the
+        prompts before it are generated.
         """
-        encoded = [encode_prompt(prompt, self._tokenizer) for prompt in prompts]
         if how.beam_size:
-            for prompt_ids in encoded:
-                yield from self._search(prompt_ids, how)
+            for position, prompt in enumerate(prompts, first):
+                yield from self._search(encode_prompt(prompt, self._tokenizer, position), how)
             return
         started: collections.deque[_Draft] = collections.deque()
+        errors: list[UserError] = []
 
         def start() -> Iterator[_Draft]:
-            for position, prompt_ids in enumerate(encoded, first):
+            for position, prompt in enumerate(prompts, first):
+                try:
+                    prompt_ids = encode_prompt(prompt, self._tokenizer, position)
+                except UserError as error:
+                    errors.append(error)
+                    return
                 for sample in range(how.num_samples):
                     started.append(self._draft(prompt_ids, (how.seed, sample, position)))
                     yield started[-1]
@@ -104,6 +112,8 @@ class Generator:
             while started and started[0].is_done:
                 draft = started.popleft()
                 yield self._finished(draft.prompt, draft.tokens, draft.log_prob, how)
+        if errors:
+            raise errors[0]
 
     def stream(self, prompt: str, how: Sampling) -> Iterator[str]:
         """Generate one text, and yield its pieces, which start with the prompt.
@@ -114,9 +124,14 @@ class Generator:
         new_tokens = (draft.tokens[-1] for draft in self._sample([draft], how))
         return decode_stream(self._tokenizer, itertools.chain(draft.prompt, new_tokens))
 
-    def next_tokens(self, prompts: Sequence[str], count: int) -> Iterator[list[tuple[str, float]]]:
+    def next_tokens(
+        self, prompts: Sequence[str], count: int, first: int = 0
+    ) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
-        drafts = [self._draft(encode_prompt(prompt, self._tokenizer)) for prompt in prompts]
+        drafts = [
+            self._draft(encode_prompt(prompt, self._tokenizer, position))
+            for position, prompt in enumerate(prompts, first)
+        ]
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
             draft.likely = list(zip(map(self._name, best), np.exp(log_probs_V[best]).tolist()))
@@ -168,17 +183,23 @@ class Generator:
         """Return empty states, [B, S]."""
         return np.zeros([rows, self._state_ph.shape.as_list()[1]], np.float32)
 
-    def _run(self, words: Sequence[int], state_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-probabilities after a token in each row, [B, V], and the new state."""
+    def _run(
+        self, words: Sequence[int], state_BS: np.ndarray, predicts: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-probabilities after a token in each row, [B, V], and the new state.
+
+        Unless `predicts`, there are no log-probabilities, which take most of the time.
+        """
         rows = len(words)
         unused = (self._words_ph.shape.as_list()[0] or rows) - rows
         if unused:
             words = [*words, *[0] * unused]
             state_BS = np.concatenate([state_BS, self._zeros(unused)])
         feed = {self._words_ph: words, self._state_ph: state_BS}
+        fetches = self._step if predicts else self._step[1:]
         with self._functions.one_line_errors(running=True):
-            log_probs_BV, state_BS = self._session.run(self._step, feed)
-        return log_probs_BV[:rows], state_BS[:rows]
+            *log_probs, state_BS = self._session.run(fetches, feed)
+        return (log_probs[0][:rows] if predicts else np.empty([0, 0])), state_BS[:rows]
 
     def _read(self, drafts: Iterable[_Draft]) -> Iterator[tuple[_Draft, np.ndarray]]:
         """Yield each text whose tokens have all been read, and the log-probabilities after it, [V].
@@ -189,13 +210,15 @@ class Generator:
         waiting, rows, state_BS = iter(drafts), [], self._zeros(0)
         while True:
             kept = [row for row, draft in enumerate(rows) if draft.unread]
-            new = list(itertools.islice(waiting, self._rows - len(kept)))
+            new = list(itertools.islice(waiting, self.rows - len(kept)))
             if new or len(kept) < len(rows):
                 rows = [*(rows[row] for row in kept), *new]
                 state_BS = np.concatenate([state_BS[kept], *(self._start(d.unread) for d in new)])
             if not rows:
                 return
-            log_probs_BV, state_BS = self._run([d.unread.popleft() for d in rows], state_BS)
+            words = [draft.unread.popleft() for draft in rows]
+            predicts = not all(draft.unread for draft in rows)
+            log_probs_BV, state_BS = self._run(words, state_BS, predicts)
             for draft, log_probs_V in zip(rows, log_probs_BV):
                 if not draft.unread:
                     yield draft, log_probs_V
@@ -216,8 +239,8 @@ class Generator:
         """Yield the `num_samples` texts with the best scores, best first."""
         unread = collections.deque([self._tokenizer.eos_id, *prompt])
         state_BS = self._start(unread)
-        for token in unread:
-            log_probs_BV, state_BS = self._run([token], state_BS)
+        while unread:
+            log_probs_BV, state_BS = self._run([unread.popleft()], state_BS, not unread)
 
         def advance(rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
             nonlocal state_BS

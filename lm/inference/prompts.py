@@ -12,13 +12,12 @@ from lm.tokens.vocabulary import UNK
 _WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
 
 
-def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
+def encode_prompt(prompt: str, tokenizer: Tokenizer, position: int = 0) -> list[int]:
     """Return the token IDs of a prompt, and log its unknown words."""
-    unknown = dict.fromkeys(tokenizer.unknown(prompt))
     try:
-        ids = tokenizer.encode(prompt)
+        unknown, ids = dict.fromkeys(tokenizer.unknown(prompt)), tokenizer.encode(prompt)
     except UserError as error:
-        raise UserError(f"the prompt {prompt[:40]!r}: {error}") from error
+        raise UserError(f"prompt {position + 1} ({prompt[:40]!r}): {error}") from error
     if unknown:
         logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
     return ids

@@ -1,7 +1,8 @@
 """Graphs that read one word at a time, for any number of rows: generation, scoring, export.
 
 By default, they use plain TensorFlow in float32, so exported graphs load without this project.
-With the compiled operations (`ops`), the results of a row do not depend on the other rows.
+With the compiled operations (`ops`), the losses and the state of a row do not depend on the other
+rows. TensorFlow's softmax rounds the log-probabilities of a row differently in different batches.
 
 Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
 flattened parts of `state_shapes`, concatenated, or the last K words of a network with

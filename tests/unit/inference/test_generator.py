@@ -184,6 +184,35 @@ def test_a_stop_text_is_found_at_its_last_byte(data, stop):
     assert found[0] == expected[0]
 
 
+@pytest.mark.parametrize("beam_size", [0, 2])
+def test_texts_before_an_invalid_prompt_are_generated(tmp_path, beam_size):
+    write_run(tmp_path / "run", Config(hidden_size=4), WITHOUT_UNK)
+    generator, found = Generator(open_run(tmp_path / "run"), 2), []
+    how = Sampling(num_words=3, seed=1, beam_size=beam_size)
+    prompts = ["a", "", "a a", "zebra", "a"]
+    with pytest.raises(UserError, match=r"^prompt 14 \('zebra'\): 'zebra' is not in the vocab"):
+        found.extend(generator.generate(prompts, how, first=10))
+    assert found == list(generator.generate(prompts[:3], how, first=10)) and len(found) == 3
+    with pytest.raises(UserError, match=r"^prompt 14 "):
+        next(generator.next_tokens(prompts, 2, first=10))
+
+
+def test_only_the_last_token_of_a_prompt_needs_predictions(run, monkeypatch):
+    generator, sizes = Generator(run, 2), []
+    compute = generator._run
+
+    def count(*arguments):
+        log_probs_BV, state_BS = compute(*arguments)
+        sizes.append(len(log_probs_BV))
+        return log_probs_BV, state_BS
+
+    monkeypatch.setattr(generator, "_run", count)
+    list(generator.next_tokens(["a f bcd", "a"], 2))
+    assert sizes == [0, 2, 0, 1]
+    list(generator.generate(["a f"], Sampling(beam_size=2, num_words=1)))
+    assert sizes[4:] == [0, 0, 1]
+
+
 def test_unknown_words_of_prompts_are_logged(generator, caplog):
     ids = encode_prompt("a zebra\nbcd yak zebra", Words(Vocabulary(WORDS)))
     assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
