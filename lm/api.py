@@ -1,10 +1,11 @@
 """Train and use runs from Python and from notebooks. docs/python.md shows examples."""
 
+import contextlib
 import functools
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lm import logger
@@ -12,6 +13,7 @@ from lm.cli.parser import ConfigChoice
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.distributed.agreement import from_rank_0
+from lm.distributed.devices import check_process
 from lm.distributed.launch import connect, launched_rank
 from lm.errors import Stopped, UserError
 from lm.events.logs import keep_early_lines, start_console
@@ -135,7 +137,7 @@ class TrainedRun:
 
     def __init__(self, run: "Run"):
         self._run = run
-        self._opened: dict[type, tuple[int, Any]] = {}  # the last generator and scorer
+        self._opened: dict[type, Any] = {}  # the last generator and scorer
         self._lock = threading.Lock()  # a call may close the session of an earlier call
 
     @property
@@ -143,21 +145,27 @@ class TrainedRun:
         """The tokenizer of the run. `tokenizer.tokens[i]` is the name of the token with ID i."""
         return self._run.tokenizer
 
-    def _open(self, kind: type, rows: int) -> Any:
-        opened_rows, opened = self._opened.pop(kind, (None, None))
-        if opened_rows != rows:
-            if opened:
-                opened.close()  # Each one has a copy of the weights.
-            with _opening:
-                opened = kind(self._run, rows)
-        self._opened[kind] = rows, opened
-        return opened
+    @contextlib.contextmanager
+    def _open(self, kind: type, rows: int) -> Iterator[Any]:
+        """Lend the generator or the scorer to this thread, for batches with this many rows."""
+        check_process()
+        if rows < 1:
+            raise UserError(f"batch_size must be at least 1, not {rows}")
+        with self._lock:
+            before = self._opened.get(kind)
+            if not before or not (before.any_rows or before.rows == rows):
+                with _opening:
+                    self._opened[kind] = kind(self._run, rows)
+                if before:
+                    before.close()  # Each one has a copy of the weights.
+            self._opened[kind].rows = rows
+            yield self._opened[kind]
 
     def close(self) -> None:
         """Free the memory of the sessions."""
         with self._lock:
             while self._opened:
-                self._opened.popitem()[1][1].close()
+                self._opened.popitem()[1].close()
 
     def generate(
         self, prompts: str | Iterable[str] = "", batch_size: int = 32, **sampling: Any
@@ -176,17 +184,17 @@ class TrainedRun:
         rows = max(batch_size, how.beam_size)
         if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
             rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
-        with self._lock:
-            return list(self._open(Generator, rows).generate(prompts, how))
+        with self._open(Generator, rows) as generator:
+            return list(generator.generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of texts. Each text starts with an empty state."""
         from lm.inference.scorer import Scorer
 
         lines = [lines] if isinstance(lines, str) else lines
-        lines = [line.rstrip("\n") for line in lines]
-        with self._lock:
-            return list(self._open(Scorer, batch_size).score(lines, "line"))
+        lines = [line.removesuffix("\n") for line in lines]
+        with self._open(Scorer, batch_size) as scorer:
+            return list(scorer.score(lines, "line"))
 
     def evaluate(self, split: str | os.PathLike = "valid", **options: Any) -> dict[str, Any]:
         """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import socket
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from lm.tensorflow_import import without_stderr
 
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
+
+# The process that started TensorFlow's threads. A fork inherits this value, but no threads.
+_starter = functools.cache(os.getpid)
 
 
 class Device(NamedTuple):
@@ -48,6 +52,7 @@ def start_tensorflow(
 
     # The first exchange also reports the errors of ranks that did not get this far.
     with on_all_ranks(comm):
+        check_process()
         cores = claim_cores()
     share = count_threads(comm, cores)  # an exchange, even if only some ranks need it
     count = intra_op or share
@@ -73,6 +78,15 @@ def start_tensorflow(
     uuids = [rank["uuid"] for rank in found if rank["host"] == host]
     with on_all_ranks(comm):
         return Device(*threads, choose_gpu(comm, num_gpus, uuids))
+
+
+def check_process() -> None:
+    """Check that this process is not a fork of a process that used TensorFlow: it would hang."""
+    if _starter() != os.getpid():
+        raise UserError(
+            "this process was forked after TensorFlow had started: start processes with"
+            ' multiprocessing.get_context("spawn"), or use runs only in the forked processes'
+        )
 
 
 def _keep_conversions() -> None:

@@ -5,10 +5,12 @@ import contextlib
 import io
 import logging
 import math
+import multiprocessing
 import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import threading
 import types
@@ -16,6 +18,7 @@ import types
 import numpy as np
 import pytest
 
+from lm.errors import UserError
 from lm.model.evaluator import Evaluator
 from tests.commands import ROOT, run_code
 
@@ -75,6 +78,42 @@ def test_the_same_seed_generates_the_same_text(examples):
     assert run.generate("ba", num_words=20, seed=int(seed)) == drawn
 
 
+def test_batches_of_other_sizes_need_no_checkpoint(examples, tmp_path):
+    """A run that is still training removes the checkpoint that a service uses."""
+    shutil.copytree("runs/python", tmp_path / "run")
+    run = examples.open_run(tmp_path / "run")
+    text, (score,) = run.generate("ba", num_words=3, seed=1), run.score("ba")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    assert len(run.generate("ba", num_words=3, beam_size=40, num_samples=2)) == 2
+    assert run.generate("ba", num_words=3, seed=1, batch_size=7) == text
+    assert [str(each) for each in run.score(["ba", "ba"], batch_size=2)] == [str(score)] * 2
+    for call in (run.generate, run.score):
+        with pytest.raises(UserError, match="batch_size must be at least 1, not 0"):
+            call("ba", batch_size=0)
+
+
+def test_a_fork_that_inherits_a_started_tensorflow_is_an_error(examples):
+    """TensorFlow's threads do not exist in the fork, so TensorFlow would wait forever."""
+    context = multiprocessing.get_context("fork")
+    for call in (examples.run.score, examples.open_run("runs/python").generate):
+        found, end = context.Pipe(duplex=False)
+
+        def use_run(call=call, end=end):
+            try:
+                call("ba")
+            except UserError as error:
+                end.send(str(error))
+
+        process = context.Process(target=use_run)
+        process.start()
+        try:
+            assert found.poll(30), "the fork waits"
+            assert "this process was forked after TensorFlow had started" in found.recv()
+        finally:
+            process.kill()
+            process.join()
+
+
 def test_a_run_works_after_it_was_closed(examples):
     examples.run.close()
     assert examples.run.evaluate(pathlib.Path("my.txt"))["tokens"] > 0
@@ -110,6 +149,11 @@ def test_a_score_is_the_log_probability_of_an_evaluation(examples):
     (score,) = examples.run.score(["ba ta be"])
     nll = examples.run.evaluate("my.txt", lines=True)["nll"]
     assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
+
+
+def test_an_empty_line_at_the_end_of_a_text_is_scored(examples):
+    lengths = [len(score.ids) for score in examples.run.score(["ba", "ba\n", "ba\n\n"])]
+    assert lengths == [2, 2, 3]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import shutil
 
 import hypothesis
 import hypothesis.strategies as st
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from lm.api import TrainedRun
 from lm.config import Config
 from lm.config_file import load_config_file
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.inference.generator import Generator
 from lm.inference.prompts import contains_at_end, encode_prompt
 from lm.inference.sampling import Sampling
@@ -211,6 +213,17 @@ def test_only_the_last_token_of_a_prompt_needs_predictions(run, monkeypatch):
     assert sizes == [0, 2, 0, 1]
     list(generator.generate(["a f"], Sampling(beam_size=2, num_words=1)))
     assert sizes[4:] == [0, 0, 1]
+
+
+def test_a_run_that_cannot_be_opened_again_keeps_its_generator(window_run, tmp_path):
+    """The network of a config file has a known number of rows."""
+    directory = shutil.copytree(window_run.directory, tmp_path / "run")
+    run = TrainedRun(open_run(str(directory), functions=window_run.functions))
+    texts = run.generate(["a", "f"], num_words=2, seed=1)
+    shutil.rmtree(directory / "checkpoints")
+    with pytest.raises(RunError, match="no longer exists"):
+        run.generate(["a"], num_words=2)
+    assert run.generate(["a", "f"], num_words=2, seed=1) == texts
 
 
 def test_unknown_words_of_prompts_are_logged(generator, caplog):
