@@ -104,7 +104,7 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
     """Load a split of the run's corpus, or a file or directory in one of the forms of a split."""
     if split in SPLITS:
         return _load_split(run, split, data_path)
-    if os.path.exists(split):
+    if os.path.isfile(split) or os.path.isdir(split):  # A pipe has no file position.
         return _encode(run, split, source_of(split, any_text=True))
     raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
 

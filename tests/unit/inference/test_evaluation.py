@@ -1,6 +1,7 @@
 """The metrics of an evaluation, computed by hand from the log-probabilities of lm.score."""
 
 import math
+import os
 import shutil
 
 import numpy as np
@@ -71,6 +72,13 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
     else:
         assert "bits_per_character" not in found
     assert (found["word_perplexity"] == found["perplexity"]) == (kind == "words")
+
+
+def test_a_pipe_is_an_error_before_it_is_opened(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=4), WORD)
+    os.mkfifo(tmp_path / "pipe")  # Opening it would wait for a writer.
+    with pytest.raises(UserError, match="pipe must be train, valid, test or the path of a text"):
+        evaluate(open_run(str(tmp_path / "run")), [str(tmp_path / "pipe")])
 
 
 def test_a_split_is_evaluated_without_encoding_the_others(tmp_path):
