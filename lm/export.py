@@ -49,8 +49,8 @@ tokenizers. The following commands try it:
 TensorFlow Serving must not be older than the TensorFlow that exported the model. It expects a
 directory for each version: export to /models/small/1. Unless --rows is
 given, the server may combine requests into batches (--enable_batching) if all texts have the same
-T. Pad shorter texts with "" or -1. The server's option pad_variable_length_inputs would repeat
-words instead.
+T. Pad shorter texts with "" or -1. Padding inside a text is an error. The server's option
+pad_variable_length_inputs would repeat words instead.
 
 With the tokenizer words, the separator is <eos>, and two more signatures accept strings. They
 return the same values:

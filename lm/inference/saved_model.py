@@ -121,7 +121,11 @@ def _score(
         tf.transpose(tf.concat([eos, ids_BT], axis=1)),
         tf.transpose(tf.concat([ids_BT, eos], axis=1)),
     )
-    lengths = tf.reduce_sum(tf.cast(is_token, tf.int32), axis=1)
-    counted = tf.sequence_mask(lengths + 1, tf.shape(ids_BT)[1] + 1)
+    lengths, longest = tf.reduce_sum(tf.cast(is_token, tf.int32), axis=1), tf.shape(ids_BT)[1]
+    check = tf.debugging.assert_equal(
+        is_token, tf.sequence_mask(lengths, longest), message="padding inside a text"
+    )
+    with tf.control_dependencies([check]):
+        counted = tf.sequence_mask(lengths + 1, longest + 1)
     log_probs = tf.where_v2(counted, tf.transpose(log_probs_TB), 0.0)
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}

@@ -225,3 +225,5 @@ def test_an_export_scores_short_texts_like_the_run(tmp_path):
     found = model.signatures["score_ids"](ids=tf2.constant(rows))
     expected = [score.log_prob for score in Scorer(run, 3).score(texts)]
     np.testing.assert_allclose(found["log_probability"], expected, rtol=1e-5)
+    with pytest.raises(tf2.errors.InvalidArgumentError, match="padding inside a text"):
+        model.signatures["score_ids"](ids=tf2.constant([[1, 2, 3], [1, -1, 3]]))
