@@ -1,5 +1,6 @@
 """The variables of a network: created once per graph, and initialized from the seed."""
 
+import collections
 import contextlib
 import dataclasses
 import re
@@ -125,14 +126,17 @@ def check_kind(variable: tf.Variable) -> None:
 
 def operations_behind(
     *results: tf.Tensor | tf.Operation, control_inputs: bool = False
-) -> set[tf.Operation]:
-    """Return the operations that results are computed from, optionally with control inputs."""
-    found: set[tf.Operation] = set()
+) -> dict[tf.Operation, None]:
+    """Return the operations that results are computed from, optionally with control inputs.
+
+    Their order only depends on the part of the graph that computes the results.
+    """
+    found: dict[tf.Operation, None] = {}
     stack = [result if isinstance(result, tf.Operation) else result.op for result in results]
     while stack:
         op = stack.pop()
         if op not in found:
-            found.add(op)
+            found[op] = None
             stack += [tensor.op for tensor in op.inputs]
             stack += op.control_inputs if control_inputs else []
     return found
@@ -143,10 +147,13 @@ def seed_initial_value(variable: tf.Variable, seed: int) -> None:
 
     With TensorFlow's graph seed, the numbers would depend on the number of previous operations.
     """
+    repetitions: collections.Counter = collections.Counter()
     for op in operations_behind(variable.initializer.inputs[1]):
         if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):
-            place = op.name.rpartition("/")[2]  # differs if an initial value has two operations
-            key = zlib.crc32(f"{variable.op.name}/{place}".encode())
+            place = op.name.rpartition("/")[2]
+            number = repetitions[place] or ""  # the draws of an initial value are independent
+            repetitions[place] += 1
+            key = zlib.crc32(f"{variable.op.name}/{place}{number}".encode())
             op._set_attr("seed", attr_value_pb2.AttrValue(i=seed % 2**63))
             op._set_attr("seed2", attr_value_pb2.AttrValue(i=key))
 

@@ -119,10 +119,14 @@ def _draws_from(context: Context) -> Iterator[None]:
 
 def _seed_by_name(initial_value: tf.Tensor, name: str, call: Call) -> None:
     """Let an initial value that was drawn in a call depend only on the seed and its name."""
-    own = [zlib.crc32(name.encode()) >> 1, call.context.config.seed % 2**31]
-    for op in operations_behind(initial_value):
+    behind = operations_behind(initial_value)
+    draws = [op for op in behind if op in call.seeds]
+    for op in behind:
         for index, tensor in enumerate(op.inputs):
             if tensor.op in call.seeds:
+                number = draws.index(tensor.op)
+                key = zlib.crc32((f"{name}/{number}" if number else name).encode()) >> 1
+                own = [key, call.context.config.seed % 2**31]
                 op._update_input(index, tf.constant(own, tf.int32))
 
 

@@ -48,6 +48,21 @@ def test_initial_values_only_depend_on_the_seed_and_the_name(load, initializer):
         assert (first != values(name="v")).any()
 
 
+def test_the_draws_of_an_initial_value_are_independent(load):
+    text = (
+        "    draws = lambda *_, **options: tf.stack([tf.random_normal([4]) for _ in range(12)])\n"
+        "    x *= tf.get_variable('w', [12, 4], initializer=draws)[0]\n"
+    )
+
+    def values(before):
+        file = load(HEADER + before + text + GOOD)
+        return start_values(file.config, file.functions)["w"]
+
+    first = values("")
+    assert len(np.unique(first)) == 48
+    np.testing.assert_array_equal(first, values("    [tf.random_normal([]) for _ in range(5)]\n"))
+
+
 def test_variables_that_are_not_trainable_are_saved(load):
     text = HEADER + (
         "    w = tf.get_variable('w', [4], initializer=tf.ones_initializer(), trainable=False)\n"

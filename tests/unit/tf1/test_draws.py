@@ -33,6 +33,22 @@ def build(x, is_training):
 """
 
 
+EXPERTS = """
+import tensorflow as tf
+
+def build(x, is_training):
+    experts = tf.Variable(tf.stack([tf.random_normal([4]) for _ in range(12)]), name="experts")
+    return x + tf.reduce_sum(experts)
+"""
+
+
+def test_the_draws_of_an_initial_value_are_independent(load):
+    file = load(model=EXPERTS)
+    experts = outputs_of(file)[1]["experts"]
+    assert len(np.unique(experts)) == 48
+    np.testing.assert_equal(outputs_of(file, step=4)[1]["experts"], experts)
+
+
 @pytest.mark.parametrize("text", [LAYERS, CELLS])
 def test_draws_depend_only_on_the_step(load, text):
     file = load(model=text)
