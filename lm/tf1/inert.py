@@ -149,8 +149,16 @@ def without_training() -> Iterator[None]:
         losses.clear()
 
 
-def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: Any) -> tf.Operation:
+def _apply_nothing(
+    optimizer: tf.train.Optimizer,
+    gradients: Any = None,
+    global_step: Any = None,
+    *arguments: Any,
+    **options: Any,
+) -> tf.Operation:
     if current_call().context.training:
+        if hasattr(global_step, "assign_add"):  # the audit warns if results need a variable
+            global_step.assign_add(1)
         warn_once(
             f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
             " --learning_rate, or define build_optimizer"

@@ -271,10 +271,12 @@ def find_lost_assignments(
     for op in tf.get_default_graph().get_operations():
         is_assignment = op.name in new and _ASSIGNS.fullmatch(op.type)
         if is_assignment and (name := names.get(op.inputs[0].op)):
+            fix = "initializer= or constraint= of tf.get_variable, or the collection UPDATE_OPS"
+            if op.inputs[1].dtype.is_integer:
+                fix = "context.step, or in a TF 1.x program a variable with the name global_step"
             found[name] = (
                 f"{_with_line(where, op.name)} assigns to {name}, but nothing executes this"
-                " assignment: use initializer= or constraint= of tf.get_variable, or the collection"
-                " UPDATE_OPS"
+                f" assignment: use {fix}"
             )
     return found
 

@@ -149,6 +149,26 @@ def test_the_global_step_has_its_value_in_training_only(load):
     assert train_and_evaluate(load(second=only_in_training))
 
 
+OWN_STEP = """
+import tensorflow as tf
+
+def build(x, is_training):
+    step = tf.Variable(0, trainable=False)
+    y = x * tf.get_variable("w", [4])
+    tf.train.AdamOptimizer().minimize(tf.reduce_sum(y), {step})
+    return y + {added}
+"""
+
+
+@pytest.mark.parametrize("step", ["step", "global_step=step"])
+def test_a_step_without_a_value_causes_a_warning(load, caplog, step):
+    warning = "line 7: build_outputs assigns to Variable, but nothing executes this assignment: use"
+    assert train_and_evaluate(load(first=OWN_STEP.format(step=step, added="0")))
+    assert "nothing executes" not in caplog.text
+    assert train_and_evaluate(load(second=OWN_STEP.format(step=step, added="tf.to_float(step)")))
+    assert f"{warning} context.step, or in a TF 1.x program a variable with" in caplog.text
+
+
 def test_the_result_of_a_session_is_an_error(load):
     text = PLAIN.replace('tf.get_variable("w", [4])', "tf.Session().run(x)")
     with pytest.raises(UserError, match=r"tf.Session.run has no effect in a loaded program"):
