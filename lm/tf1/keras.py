@@ -20,7 +20,8 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
     """Let layers create variables with a function, and count the layers of this call only.
 
     Layers without `training` in their call use the argument, as in `fit` of a Keras model. Updates
-    of layers, such as moving averages, are added to UPDATE_OPS.
+    of layers, such as moving averages, are added to UPDATE_OPS. The variational dropout of cells
+    applies only in training.
     """
     if not importlib.util.find_spec("tf_keras"):
         yield
@@ -28,6 +29,7 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
     from tf_keras.src import backend
     from tf_keras.src.engine import base_layer_utils
     from tf_keras.src.engine.base_layer_v1 import Layer
+    from tf_keras.src.layers.rnn.legacy_cell_wrappers import DropoutWrapper
 
     def make_variable(
         name: str,
@@ -48,11 +50,13 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
             tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
 
     keep_update = Layer.add_update
+    no_dropout = {"_variational_recurrent_dropout_value": lambda cell, index, x, *others: x}
     counts = {"PER_GRAPH_OBJECT_NAME_UIDS": weakref.WeakKeyDictionary()}
     with (
         replaced(backend, counts),
         replaced(base_layer_utils, {"make_variable": make_variable}),
         replaced(Layer, {"add_update": add_update}),
+        replaced(DropoutWrapper, {} if training else no_dropout),
         backend.deprecated_internal_learning_phase_scope(int(training)),
     ):
         yield

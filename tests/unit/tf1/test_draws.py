@@ -60,5 +60,8 @@ def test_draws_depend_only_on_the_step(load, text):
     assert ((first == 0).mean() > 0.2) == (text == CELLS)
 
 
-def test_dropout_applies_only_in_training(load):
-    assert (outputs_of(load(model=CELLS), step=None)[0] != 0).all()
+@pytest.mark.parametrize("condition", ["is_training", "True"])
+def test_dropout_applies_only_in_training(load, condition):
+    file = load(model=CELLS.replace("is_training:", f"{condition}:"))
+    plain = load(plain=CELLS.replace("is_training:", "False:"))
+    np.testing.assert_array_equal(outputs_of(file, None)[0], outputs_of(plain, None)[0])
