@@ -156,6 +156,8 @@ def create_variable(
             dtype=value.dtype,
             initializer=value,
             trainable=trainable and value.dtype.is_floating,  # TF 1.x trains no other types
+            collections=collections,
+            constraint=options.get("constraint"),
         )
 
 

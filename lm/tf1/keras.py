@@ -41,7 +41,10 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
     ) -> tf.Variable:
         kind = initializer() if isinstance(initializer, type) else initializer
         initial_value = functools.partial(kind, shape, dtype=dtype)
-        return create_variable(initial_value, trainable, name=name, dtype=dtype)
+        constraint = options.get("constraint")
+        return create_variable(
+            initial_value, trainable, name=name, dtype=dtype, constraint=constraint
+        )
 
     def add_update(layer: Any, updates: Any) -> None:
         num_updates = len(layer._updates)

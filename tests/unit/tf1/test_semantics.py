@@ -1,9 +1,11 @@
 """Results that TF 1.x and TensorFlow 2 compute differently: defaults, names and loops."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+from tests.unit.model.networks import needs_tf_keras, train, train_and_evaluate
 from tests.unit.tf1.conftest import CONFIG, outputs_of
 
 pytestmark = needs_tf_keras
@@ -124,3 +126,21 @@ def test_names_of_variables_are_those_of_tf1(load):
     file = load(model=NAMES)
     assert outputs_of(file)[1].keys() - {"embedding"} == names_in_tf1(NAMES)
     assert train_and_evaluate(file)
+
+
+CONSTRAINTS = """
+import tensorflow as tf
+
+def build(x, is_training):
+    two = lambda w: 0 * w + 2
+    collections = [tf.GraphKeys.GLOBAL_VARIABLES, "scales"]
+    tf.Variable(tf.ones([4]), collections=collections, constraint=two)
+    (w,) = tf.get_collection("scales")
+    return tf.keras.layers.Dense(4, kernel_constraint=two)(x * w)
+"""
+
+
+def test_variables_keep_their_constraints_and_collections(load):
+    file = load(model=CONSTRAINTS)
+    values = train(dataclasses.replace(file.config, optimizer="adam"), file.functions, steps=1)
+    assert (values["Variable"] == 2).all() and (values["dense/kernel"] == 2).all()
