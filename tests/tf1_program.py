@@ -30,7 +30,7 @@ def checkpoint_name(weight):
 
 
 class Program:
-    """The graph of the program, with an optimizer."""
+    """The graph of the program, with an optimizer and averages of its weights."""
 
     def __init__(self, num_words: int, units: int, dtype: tf.DType = tf.float32):
         """Build the graph in the default graph. The table of the words has the type `dtype`."""
@@ -45,6 +45,7 @@ class Program:
         self.logits_NV = tf.tanh(x_NH) @ weights["out"]
         step = tf.train.get_or_create_global_step()
         self.train_op = tf.train.AdamOptimizer().minimize(tf.reduce_sum(self.logits_NV), step)
+        self.average_op = tf.train.ExponentialMovingAverage(0.9).apply(list(weights.values()))
         self.saver = tf.train.Saver()
 
 

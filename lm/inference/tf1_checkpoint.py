@@ -16,7 +16,8 @@ def export(run: Run, to: str) -> None:
     """Write the weights of a run to a new directory, atomically, with the program's names.
 
     If the run was initialized from a checkpoint of the program, the export also contains the other
-    variables of this checkpoint, such as optimizer slots, which the program may restore too.
+    variables of this checkpoint, such as optimizer slots, which the program may restore too. Moving
+    averages of the weights have the values of the exported weights.
     """
     origin = run.checkpoint.manifest.record.init_from
     tensors, types = weight_tensors(run.checkpoint), tensor_types(run.checkpoint.path)
@@ -24,11 +25,13 @@ def export(run: Run, to: str) -> None:
     there = _types_of_origin(origin)
     copies = []
     for weight, tensor in tensors.items():
-        name, dtype = names[weight], types[tensor]
-        copies.append(
-            tf1_format.Copy(run.checkpoint.path, tensor, name, dtype, there.get(name, dtype))
-        )
-    others = sorted(there.keys() - set(names.values()))
+        dtype = types[tensor]
+        average = f"{names[weight]}/ExponentialMovingAverage"  # the program may evaluate it
+        for name in [names[weight], *there.keys() & {average}]:
+            copies.append(
+                tf1_format.Copy(run.checkpoint.path, tensor, name, dtype, there.get(name, dtype))
+            )
+    others = sorted(there.keys() - {copy.name for copy in copies})
     for name in others:
         copies.append(tf1_format.Copy(origin.tf1_checkpoint, name, name, there[name], there[name]))
     file = f"model.ckpt-{run.checkpoint.manifest.step}"

@@ -77,7 +77,7 @@ def test_the_record_identifies_the_checkpoint(place):
 
 
 def test_the_program_restores_an_export(place, tmp_path):
-    """The program restores its float16 table, and its optimizer slots too."""
+    """The program restores its float16 table, its optimizer slots, and averages of weights."""
     run = ("--run", place / "run-2", "--config", place / "mine.py")
     to = tmp_path / "export"
     result = run_module("lm.export", *run, "--checkpoint", "best", "--to", to, "--format", "tf1")
@@ -89,6 +89,15 @@ def test_the_program_restores_an_export(place, tmp_path):
     log_probs_NV = log_probs(to, ids[:-1], WORDS, tf.float16)
     rounding = 2e-3  # the table is in float16
     np.testing.assert_allclose(score.log_probs, log_probs_NV[range(3), ids[1:]], atol=rounding)
+    weights = [f"model/{name}" for name in ("wte", "w", "out")]
+    with tf.Graph().as_default():
+        exported = load_arrays(
+            tf.train.latest_checkpoint(str(to)),
+            [*weights, *(f"{name}/ExponentialMovingAverage" for name in weights)],
+        )
+    for name in weights:
+        average = exported[f"{name}/ExponentialMovingAverage"]
+        np.testing.assert_array_equal(average, exported[name])
 
 
 def test_an_export_does_not_depend_on_a_checkpoint_that_has_changed(place, tmp_path, caplog):
