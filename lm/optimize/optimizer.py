@@ -66,7 +66,7 @@ def build_update(
     with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
         train_op = global_step.assign_add(1).op
     if own:
-        own.check(train_op)
+        own.check(train_op, comm.size)
     return Update(train_op, grad_norm, exchange.seconds)
 
 

@@ -110,10 +110,11 @@ def _graph() -> tf.Graph:
 def global_step(dtype: Any) -> tf.Tensor:
     """Return the global step as a tensor, because only the trainer may assign to it."""
     call = current_call()
-    if call and call.context.training:
-        step = tf.identity(tf.cast(call.context.step, dtype))
-    else:
+    value = call.context.step if call else tf.train.get_global_step()  # an update has no call
+    if value is None:
         step = tf.placeholder(dtype, [], "global_step_outside_of_training")
+    else:
+        step = tf.identity(tf.cast(value, dtype))
     for method in ("assign", "assign_add", "assign_sub", "value", "read_value"):
         setattr(step, method, lambda *arguments, **options: step)
     return step

@@ -103,8 +103,8 @@ class UserAudit(Audit):
             return None
         there, where = operations(), f"{self._path}: the update"
 
-        def check(train_op: tf.Operation) -> None:
-            self._find_irreproducible(where, _made_since(there), [train_op])
+        def check(train_op: tf.Operation, num_ranks: int) -> None:
+            self._find_irreproducible(where, _made_since(there), [train_op], num_ranks)
 
         return UserUpdate(network, global_step, replaced, check)
 
@@ -115,10 +115,19 @@ class UserAudit(Audit):
             self._lost = {}
 
     def _find_irreproducible(
-        self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]
+        self,
+        where: str,
+        made: Nodes,
+        results: Sequence[tf.Tensor | tf.Operation],
+        num_ranks: int = 1,
     ) -> None:
-        """Store why results of the training can differ between runs, and warn."""
+        """Store why results of the training can differ between runs, and warn.
+
+        Raise an error instead if several ranks compute the results, because they are an update.
+        """
         reason = why_irreproducible(where, made, results)
+        if reason and num_ranks > 1:
+            raise UserError(f"{reason}; otherwise, the weights of the ranks would diverge")
         if reason and not self.why_irreproducible:  # several calls have the same reason
             self.why_irreproducible = reason
             logger.warning(reason)

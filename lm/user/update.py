@@ -21,7 +21,7 @@ class UserUpdate:
 
     Args:
       replaced: The fields of Config that each function replaces.
-      find_irreproducible: Stores why the operation of the update is not reproducible.
+      check_reproducible: Checks the operation of the update for a number of ranks.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class UserUpdate:
         network: Network,
         global_step: tf.Variable,
         replaced: Mapping[str, Sequence[str]],
-        find_irreproducible: Callable[[tf.Operation], None],
+        check_reproducible: Callable[[tf.Operation, int], None],
     ):
-        self._network, self._find_irreproducible = network, find_irreproducible
+        self._network, self._check_reproducible = network, check_reproducible
         self._learning_rate: tf.Tensor | None = None
         self.builds_optimizer = network.defines("build_optimizer")
         self._check_replaced(replaced)
@@ -85,13 +85,13 @@ class UserUpdate:
         _use_old_functions(found)
         return found
 
-    def check(self, train_op: tf.Operation) -> None:
+    def check(self, train_op: tf.Operation, num_ranks: int) -> None:
         """Check the operation of the whole update."""
         for variable in tf.global_variables():  # includes the variables of the user's optimizer
             check_kind(variable)
             seed_initial_value(variable, self._network.config.seed)
         check_no_graph_seed(self._network.where)
-        self._find_irreproducible(train_op)
+        self._check_reproducible(train_op, num_ranks)
         if self._learning_rate is not None and not self._learning_rate.consumers():
             logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
 

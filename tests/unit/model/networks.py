@@ -99,12 +99,12 @@ def start_values(config, functions=BUILT_IN):
         return session.run({v.op.name: v for v in tf.global_variables()})
 
 
-def train_graph(network, at_once=None, gpu=None):
+def train_graph(network, at_once=None, gpu=None, comm=None):
     """Build the graph of a training step on one process, and its runner; see `divide_rows`."""
     config = network.config
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
     division = divide_rows(rows, Device(1, 1, gpu), network.is_built_in, at_once)
-    graph = build_train_graph(network, Communicator(), division)
+    graph = build_train_graph(network, comm or Communicator(), division)
     return graph, WindowRunner(graph.window, rows, division.num_threads)
 
 

@@ -88,6 +88,11 @@ STOCK = STOCK.replace(
         return tf.scatter_update(var, rows, var - self.rate_t * v_t).op""",
 )
 
+WITH_STEP = OLD.replace(
+    "self.rate_t * v_t",
+    "self.rate_t * v_t / tf.to_float(1 + tf.train.get_or_create_global_step())",
+)
+
 
 @pytest.mark.parametrize("size", [2, 4])  # the gradient of the table of 11 words: sparse, dense
 def test_optimizers_of_programs_update_the_weights(load, size):
@@ -98,3 +103,10 @@ def test_optimizers_of_programs_update_the_weights(load, size):
     for name, text in {"whole": WHOLE, "old": OLD, "kernel": KERNEL, "stock": STOCK}.items():
         losses = train_and_evaluate(load(WITH_OPTIMIZER, **{name: MODEL + text}), **fields)
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_an_optimizer_may_use_the_global_step(load):
+    plain = train_and_evaluate(load(WITH_OPTIMIZER, plain=MODEL + OLD))
+    losses = train_and_evaluate(load(WITH_OPTIMIZER, model=MODEL + WITH_STEP))
+    assert losses[:2] == plain[:2]  # the step is 0 in the first update
+    assert losses[2] > plain[2]

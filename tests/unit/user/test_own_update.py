@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.network import Network
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
@@ -103,6 +104,13 @@ def test_random_numbers_of_the_update_are_reported(load, caplog):
         in network.audit.why_irreproducible
     )
     assert caplog.text.count("RandomStandardNormal") == 1
+
+
+def test_random_numbers_of_the_update_are_an_error_on_several_ranks(load):
+    file, comm = load(NETWORK + RANDOM), Communicator()
+    comm.size = 2
+    with tf.Graph().as_default(), pytest.raises(UserError, match=r"use context.dropout .* diverge"):
+        train_graph(Network(file.config, V, file.functions), comm=comm)
 
 
 def test_an_optimizer_that_ignores_the_global_step_does_not_stop_it(load):
