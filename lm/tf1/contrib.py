@@ -16,6 +16,7 @@ from tensorflow.python.util import nest
 
 from lm.errors import UserError
 from lm.tf1.call import see_logits
+from lm.tf1.inert import STEPS
 from lm.tf1.namespace import Namespace
 
 _REPLACEMENTS = {  # keys are names, or the modules of replaced names
@@ -131,7 +132,7 @@ class Contrib(_Part):
         if name in ("layers", "framework", "slim"):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
-            part = _Part(f"contrib.{name}", slim, *behind, nest=NEST)
+            part = _Part(f"contrib.{name}", slim, *behind, nest=NEST, **STEPS)
             return self.__dict__.setdefault(name, part)  # keeps the assignments of a config file
         return super().__getattr__(name)
 
@@ -269,6 +270,8 @@ def _rnn_decoder(
     outputs, state = [], initial_state
     with tf.variable_scope(scope or "rnn_decoder"):
         for step, values in enumerate(decoder_inputs):
+            if step:
+                tf.get_variable_scope().reuse_variables()
             if step and loop_function:
                 with tf.variable_scope("loop_function", reuse=True):
                     values = loop_function(outputs[-1], step)

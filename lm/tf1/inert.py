@@ -66,6 +66,10 @@ HOROVOD = Namespace(
     ),
 )
 HOROVOD.tensorflow = HOROVOD.keras = HOROVOD
+STEPS = dict.fromkeys(
+    ("get_global_step", "get_or_create_global_step", "create_global_step"),
+    lambda graph=None: global_step(tf.int64),
+)
 
 
 def parts_of_tensorflow() -> dict[str, Any]:
@@ -86,15 +90,13 @@ def parts_of_tensorflow() -> dict[str, Any]:
             "start_queue_runners", "SummaryWriter",
         )
     }  # fmt: skip
-    steps = ("get_global_step", "get_or_create_global_step", "create_global_step")
-    train |= {name: lambda graph=None: global_step(tf.int64) for name in steps}
     seeds = dict.fromkeys(("set_seed", "set_random_seed"), inert["set_random_seed"])
     return {
         **inert,
         "Graph": _graph,
         "assign": _unless_step(tf.assign),
         "assign_add": _unless_step(tf.assign_add),
-        "train": Namespace("tensorflow.train", tf.train, **train),
+        "train": Namespace("tensorflow.train", tf.train, **train, **STEPS),
         "random": Namespace("tensorflow.random", tf.random, **seeds),
         "summary": Namespace(
             "tensorflow.summary", tf.summary, FileWriter=Inert("tf.summary.FileWriter")

@@ -25,6 +25,8 @@ def build(x, is_training):
     x = tf.contrib.layers.layer_norm(x, begin_norm_axis=-1)
     x = slim.fully_connected(x, 6, weights_initializer=tf.contrib.layers.xavier_initializer())
     w = tf.get_variable("w", [4], initializer=tf.contrib.layers.xavier_initializer())
+    step = tf.contrib.framework.get_or_create_global_step()
+    tf.train.exponential_decay(0.1, step, 10, 0.9)
     return tf.layers.dense(x, 4, kernel_regularizer=None) * w
 """
 
@@ -100,12 +102,30 @@ def build(x, is_training):
         return tf.stack(outputs)
 """
 
+OLD_CELL = """
+import tensorflow as tf
+
+class Cell(tf.nn.rnn_cell.RNNCell):
+    state_size = output_size = 4
+
+    def __call__(self, inputs, state, scope=None):
+        with tf.variable_scope(scope or "cell"):
+            state = tf.tanh(inputs @ tf.get_variable("w", [4, 4]) + state)
+        return state, state
+
+def build(x, is_training):
+    cell, steps = Cell(), tf.unstack(x)
+    start = cell.zero_state(x.shape[1], tf.float32)
+    return tf.stack(tf.contrib.legacy_seq2seq.rnn_decoder(steps, start, cell)[0])
+"""
+
 
 @pytest.mark.parametrize(
     "text",
     [
         pytest.param(OLD_ORDERS, id="old_orders"),
         pytest.param(DECODER, marks=needs_tf_keras, id="decoder"),
+        pytest.param(OLD_CELL, marks=needs_tf_keras, id="old_cell"),
         pytest.param(CELLS, marks=needs_tf_keras, id="cells"),
         pytest.param(SLIM, marks=[needs_tf_keras, needs_tf_slim], id="layers"),
         pytest.param(LOSSES, id="losses"),
