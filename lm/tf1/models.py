@@ -25,8 +25,8 @@ def network(
 ) -> tuple[Callable, Callable]:
     """Return `state_shapes` and `build_logits` for the frequent forms of models.
 
-    Calls of `tf.placeholder` with an integer type return the words, and calls of `zero_state` of
-    cells return the state.
+    Calls of `tf.placeholder` with an integer type and two axes, or no shape, return the words.
+    Calls of `zero_state` of cells return the state.
 
     Args:
       build: A function that builds the model from the words, int32 [B, T], and the context. It

@@ -1,5 +1,7 @@
 """The functions of a config file from `tf1.network`."""
 
+import logging
+
 import pytest
 
 from lm.errors import UserError
@@ -96,6 +98,20 @@ def test_models_train_and_use_their_state(load, caplog, text, call):
     if text == OBJECT:
         shapes = file.functions.by_name["state_shapes"](file.config)
         assert shapes == {"0": [4], "1": [4], "2": [4]}
+
+
+def test_only_placeholders_with_two_axes_receive_the_words(load, caplog):
+    caplog.set_level(logging.INFO, "lm")
+    scalar = "        number = tf.placeholder(tf.int32, [], 'number')\n        self.input"
+    text, used = OBJECT.replace("        self.input", scalar, 1), "inputs[0] *= tf.to_float(number)"
+    call = "Model(*words.shape, context.vocab_size), state='final_state'"
+    assert train_and_evaluate(load_network(load, text, call))
+    receive = [record.message for record in caplog.records if "receives" in record.message]
+    assert len(receive) == 2
+    assert "model.py, line 7: this placeholder receives the words; pass other" in receive[0]
+    text = text.replace("        outputs, self", f"        {used}\n        outputs, self")
+    with pytest.raises(UserError, match=r"line 6: .*the placeholder .*number_not_fed"):
+        train_and_evaluate(load(CONFIG.replace("{call}", call), used=text))
 
 
 OWN_ZERO_STATE = """
