@@ -161,11 +161,15 @@ def platform_facts() -> dict[str, Any]:
 def graph_facts() -> dict[str, Any]:
     """Return the facts about the current graph that must be equal on all ranks.
 
-    If the name of an exchange differed, the ranks would wait forever.
+    If the name of an exchange differed, the ranks would wait forever. If the order of the variables
+    differed, for example by the order of a Python set, sums over the variables would differ.
     """
     import tensorflow.compat.v1 as tf
 
-    variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
+    variables = {
+        f"variable {index} in the order of creation": [variable.op.name, variable.shape.as_list()]
+        for index, variable in enumerate(tf.global_variables())
+    }
     graph = tf.get_default_graph().as_graph_def()
     nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
     exchanges = {

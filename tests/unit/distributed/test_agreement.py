@@ -5,12 +5,14 @@ import socket
 from pathlib import Path
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 import lm
 from lm.distributed.agreement import (
     by_rank,
     check_agreement,
     code_checksum,
+    graph_facts,
     name_ranks,
     on_all_ranks,
 )
@@ -66,6 +68,18 @@ def test_ranks_that_agree_exchange_only_a_checksum():
     errors, told = agree([{"weights": "x" * 10_000, "clip": float("nan")}] * 3)
     assert errors == [None] * 3
     assert [len(value) for value in told] == [64]
+
+
+def test_the_order_of_the_variables_must_agree():
+    def facts(names):
+        with tf.Graph().as_default():
+            for name in names:
+                tf.get_variable(name, [2])
+            return graph_facts()
+
+    assert agree([facts("ab"), facts("ab")])[0] == [None, None]
+    (error, _), _ = agree([facts("ab"), facts("ba")])
+    assert 'variable 0 in the order of creation: ["a", [2]] on rank 0; ["b", [2]] on' in error
 
 
 @pytest.mark.parametrize(
