@@ -158,7 +158,10 @@ class Context:
 
     def _step_counter(self, draw: int) -> tf.Tensor:
         if draw >= _MAX_DRAWS:
-            raise UserError(f"the network draws random numbers more than {_MAX_DRAWS} times a step")
+            raise UserError(
+                f"the network draws random numbers more than {_MAX_DRAWS} times a step: draw for"
+                " all time steps at once, or decrease num_steps"
+            )
         return self.step * _MAX_DRAWS + draw
 
     def _drops(self, keep_prob: float) -> bool:
