@@ -29,6 +29,7 @@ ruff check .
 ruff format --check .
 # The whole suite runs one test module per core, because starting TensorFlow takes most of the time and uses
 # one core. Directories with long modules come first, so that no core is idle at the end.
-(($#)) || set -- --numprocesses "$(nproc)" --maxprocesses 8 --dist loadscope \
+cores=$(python -c 'from lm.distributed.cores import claim_cores; print(claim_cores())')
+(($#)) || set -- --numprocesses "$cores" --maxprocesses 8 --dist loadscope \
     --no-loadscope-reorder tests/{integration,faults,parallel,unit}
 python -m pytest "$@"

@@ -74,7 +74,7 @@ def launch(tmp_path):
 @pytest.fixture
 def no_proxy(monkeypatch):
     """Connect to the loopback address directly, even if the environment names a proxy."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 @pytest.fixture

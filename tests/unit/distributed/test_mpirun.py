@@ -1,6 +1,7 @@
 """The command and the environment of mpirun."""
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -75,7 +76,7 @@ def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
 
 def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=rf"source {ROOT}/run_scripts/env.sh"):
+    with pytest.raises(UserError, match=re.escape(f"source {ROOT}/run_scripts/env.sh")):
         mpirun_command(2)
 
 

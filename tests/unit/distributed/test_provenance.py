@@ -11,8 +11,8 @@ from lm.errors import without_secrets
 
 def test_the_commit_is_marked_if_files_have_changed(tmp_path):
     def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+        author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True)
 
     assert git_commit(str(tmp_path)) is None
     git("init", "--quiet")
