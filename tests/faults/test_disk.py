@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from lm.checkpoint import store
 from lm.errors import RunError
+from lm.training.loop import Loop
 from tests.commands import train_here
 from tests.faults.jobs import config_flags, events, last_step, run, saved_steps
 from tests.limits import file_size_limit
@@ -32,6 +34,22 @@ def test_no_space_for_a_checkpoint(tmp_path, corpora, caplog):
     assert store.find_newest(str(tmp_path)).path.endswith("40")
     train_here(tmp_path, *flags)  # resumes now that there is space
     assert saved_steps(tmp_path)[-1] == 200
+
+
+def test_a_failed_save_after_a_stop_signal_is_an_error(tmp_path, corpora, monkeypatch):
+    take_step = Loop.take_step
+
+    def stop_on_a_full_disk(loop, learning_rate):
+        if loop.progress.step == 5:
+            stack.enter_context(file_size_limit(200_000))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take_step(loop, learning_rate)
+
+    monkeypatch.setattr(Loop, "take_step", stop_on_a_full_disk)
+    with contextlib.ExitStack() as stack:
+        with pytest.raises(RunError, match="cannot write the checkpoint"):
+            train_here(tmp_path, *config_flags(corpora), *FLAGS, "--max_steps", 100)
+    assert saved_steps(tmp_path) == []
 
 
 @pytest.fixture

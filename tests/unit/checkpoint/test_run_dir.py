@@ -127,6 +127,14 @@ def test_a_resume_needs_no_run_json(made, tmp_path):
         assert run_dir.checkpoint.manifest.step == 7
 
 
+def test_a_resume_removes_the_files_of_a_save_that_was_killed(made, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(made[0], copy)
+    (copy / "checkpoints/tmp-00000009").mkdir()
+    with open_directory(copy, *made[1:]):
+        assert os.listdir(copy / "checkpoints") == ["step-00000007"]
+
+
 def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplog):
     with open_directory(tmp_path / "mistyped", *made[1:]) as run_dir:
         assert run_dir.checkpoint is None
