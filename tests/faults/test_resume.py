@@ -11,6 +11,7 @@ from lm.data import embedded
 from lm.errors import RunError, UserError
 from lm.inference.evaluation import evaluate
 from lm.inference.trained_run import open_run
+from lm.record import has_checkpoints
 from lm.schedule import has_stalled
 from tests.commands import train_here
 from tests.faults.jobs import check_same_run, config_flags, events, losses, run, saved_steps
@@ -26,7 +27,13 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     flags = (*FLAGS, "--max_steps", NUM_STEPS, "--checkpoint_every_steps", 25)
     flags += ("--lr_schedule", "cosine", "--warmup_steps", 30, "--eval_every_steps", 50)
+    flags += ("--ema_decay", 0.9)
     train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
+    # Training and lm.evaluate both use the averaged weights, also within an epoch.
+    assert store.find_newest(str(whole)).manifest.has_average
+    for which, split, kind in (("step-00000150", "valid", "validation"), ("last", "test", "test")):
+        (found,) = evaluate(open_run(whole, which), [split], data_path=str(corpora))
+        assert found["perplexity"] == events(whole, kind)[-1][f"{split}_perplexity"]
     # Each attempt uses the same command line. The first attempt starts the run.
     for num_ranks, fault in ((1, "kill:0:45"), (2, "kill:1:90"), (2, None)):
         job = start(killed, *flags, "--resume", num_ranks=num_ranks, fault=fault, forked=True)
@@ -38,6 +45,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     run(start, killed, *flags, "--resume", num_ranks=2)
     assert len(events(killed, "start")) == 4
     check_same_run(killed, whole)
+    assert has_checkpoints(str(killed))
     assert [event["step"] for event in events(killed)] == list(range(1, NUM_STEPS + 1))
     assert events(killed, "epoch") and events(killed, "test")
     assert [event["step"] for event in events(killed, "validation")] == [50, 100, 150]
@@ -98,7 +106,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
         "--lr_schedule", "plateau", "--lr_plateau_factor", 0.98, "--asgd_trigger_epochs", 1,
         "--early_stopping_epochs", 3, "--eval_batch_size", 400, "--log_every_steps", 1,
-        "--eval_every_steps", 16,
+        "--eval_every_steps", 16, "--test_on", "best",
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train_here(whole, *flags)
@@ -109,8 +117,9 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     perplexities = [event["valid_perplexity"] for event in events(whole, "epoch")]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())
-    # Training and lm.evaluate both use the averaged weights.
-    valid, test = evaluate(open_run(whole), ["valid", "test"], data_path=str(text))
+    # lm.evaluate gives the results of the run: of the averaged weights, and of the best weights.
+    (valid,) = evaluate(open_run(whole), ["valid"], data_path=str(text))
+    (test,) = evaluate(open_run(whole, "best"), ["test"], data_path=str(text))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
     names = ["embedding", "embedding/average"]
