@@ -151,7 +151,8 @@ def documented(tmp_path_factory):
 def test_documented_commands_work(documented, command):
     ranks, python = shlex.join(mpirun(2)), shlex.join(fork_server.python())
     command = command.replace("mpirun -np 2", ranks).replace("python", python)
-    result = run_command(["bash", "-c", command], environment(), 120, cwd=documented)
+    env = environment(XDG_CACHE_HOME=f"{documented}/cache")  # lm.benchmark writes into it
+    result = run_command(["bash", "-c", command], env, 120, cwd=documented)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

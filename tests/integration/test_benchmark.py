@@ -17,10 +17,12 @@ TINY = (
 pytestmark = pytest.mark.timeout(240)
 
 
-def run_benchmark(out, command, *arguments, **options):
+def run_benchmark(out, command, *arguments, cwd=None, **env):
+    """Run a benchmark that writes its results and its cache into a directory."""
     return run_module(
-        "lm.benchmark", command, "--out", out, *TINY, *arguments, timeout=200, **options
-    )
+        "lm.benchmark", command, "--out", out, *TINY, *arguments, timeout=200, cwd=cwd,
+        env={"XDG_CACHE_HOME": f"{out}/cache", **env},
+    )  # fmt: skip
 
 
 def benchmark(out, command, *arguments, **options):
@@ -39,9 +41,8 @@ def benchmark(out, command, *arguments, **options):
 def test_all_implementations_train_the_same_model(tmp_path, corpora, hidden):
     for package in hidden:
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name='{package}')\n")
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     flags = ("--repeats", 1, "--peers")
-    record, result = benchmark(tmp_path, "step", *flags, cwd=tmp_path, env=cache)
+    record, result = benchmark(tmp_path, "step", *flags, cwd=tmp_path)
     implementations = {row["implementation"]: row for row in record["implementations"]}
     ours = implementations["ours"]
     assert len(ours["first_losses"]) == 4
@@ -68,7 +69,8 @@ def test_all_implementations_train_the_same_model(tmp_path, corpora, hidden):
     # A later run reports its share of the peak that the benchmark has measured.
     run = ("--data_path", corpora, "--output_dir", tmp_path / "run")
     steps = ("--max_steps", 2, "--log_every_steps", 1, "--noeval")
-    trained = run_module("lm.train", *TINY, *run, *steps, env=cache)
+    cache = f"{tmp_path}/cache"
+    trained = run_module("lm.train", *TINY, *run, *steps, env={"XDG_CACHE_HOME": cache})
     assert trained.returncode == 0, trained.stderr
     for event in events(tmp_path / "run", "step"):
         assert 0 < event["share_of_gemm_peak"] < 1
@@ -111,7 +113,7 @@ def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
 
 
 def test_products_need_the_compiled_operations(tmp_path):
-    result = run_benchmark(tmp_path, "products", env={"LM_KERNELS": "0"})
+    result = run_benchmark(tmp_path, "products", LM_KERNELS="0")
     assert "`products` measures compiled operations; no compiled ops: " in one_error(result, 1)
 
 

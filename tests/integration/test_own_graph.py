@@ -283,7 +283,7 @@ def test_errors_of_a_network_in_a_run_are_one_line(tmp_path, corpora, old, new, 
 def test_the_benchmark_measures_a_user_defined_network(tmp_path, corpora):
     result = run_module(
         "lm.benchmark", "step", "--config", GRU, "--hidden_size", 16, "--vocab_size", 50,
-        "--repeats", 1, "--out", tmp_path,
+        "--repeats", 1, "--out", tmp_path, env={"XDG_CACHE_HOME": f"{tmp_path}/cache"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "step-gru-float32.json").read_text())
