@@ -35,6 +35,7 @@ TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
 def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     output_dir = tmp_path / "run"
     flags = (*TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
+    flags += ("--sample_every_steps", 15)
     result = train(output_dir, *flags, "--log_path", output_dir / "mine.log")
     record = json.loads((output_dir / "run.json").read_text())
     assert record["config"]["seed"] == 5 and record["has_checkpoints"]
@@ -52,6 +53,7 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
         "event", "step", "epoch", "loss", "learning_rate", "tokens_per_second"
     }  # fmt: skip
     assert steps[-1]["loss"] < steps[0]["loss"]
+    assert [event["step"] for event in events(output_dir, "sample")] == [15, 30]
     assert all(0 <= event["exchange_share"] < 1 for event in steps)
     (epoch,) = events(output_dir, "epoch")
     assert set(epoch) >= {
@@ -189,15 +191,36 @@ def test_invalid_flags_do_not_create_a_run(tmp_path, corpora, arguments, message
     assert not os.path.exists(tmp_path / "run")
 
 
+# Each additional rank has one more variable.
+RANKS = """
+import os
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="ranks", corpus="embedded")
+
+def build_logits(inputs_TB, state, context):
+    for number in range(1 + int(os.environ["OMPI_COMM_WORLD_RANK"])):
+        tf.get_variable(f"v{number}", [1], trainable=False)
+    return tf.gather(tf.get_variable("table", [context.vocab_size] * 2), inputs_TB), {}
+"""
+
+
 @pytest.mark.parametrize(
     "by_rank, message",
     [
         ([(), ("--max_steps", 31)], "disagree on max_steps: 30 on rank 0; 31 on rank 1"),
         ([(), ("--config", "broken.py")], "rank 1.*broken.py"),
+        (
+            [("--config", "ranks.py", "--nocheck_network")] * 2,
+            r"disagree on variable v1: null on rank 0; \[1\] on rank 1",
+        ),
     ],
 )
 def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, by_rank, message):
     (tmp_path / "broken.py").write_text("def get_config(:\n")
+    (tmp_path / "ranks.py").write_text(RANKS)
     command = mpirun(1)
     for number, flags in enumerate(by_rank):
         command += [":", "-np", 1] * number

@@ -116,7 +116,7 @@ def check_same_bits(ours, theirs):
 
 def numbers(output_dir):
     """Return the fields of all events of a run, unrounded, except measured values."""
-    kinds = "step", "validation", "epoch", "test"
+    kinds = "step", "validation", "epoch", "test", "sample"
     found = [event for kind in kinds for event in events(output_dir, kind)]
     return [{name: event[name] for name in event.keys() - MEASURED} for event in found]
 
