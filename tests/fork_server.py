@@ -25,7 +25,7 @@ from typing import NoReturn
 ROOT = pathlib.Path(__file__).parent.parent
 CLIENT = pathlib.Path(__file__).with_name("fork_client.py")
 # The program reads these variables late. Other variables may affect an import.
-_READ_LATE = ("LM_", "HOROVOD_", "OMPI_", "PYTHONIOENCODING", "XDG_CACHE_HOME", "INJECT_")
+_READ_LATE = ("LM_", "HOROVOD_", "OMPI_", "PMI_", "PYTHONIOENCODING", "XDG_CACHE_HOME", "INJECT_")
 # Not the modules of commands, because each of them runs as __main__.
 _IMPORTED_EARLY = (
     "lm.cli.parser", "lm.cli.program", "lm.inference.evaluation", "lm.inference.generator",

@@ -164,7 +164,8 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
         assert exchange_seconds >= 0.999 * saved.progress.event_exchange_seconds > 0
 
 
-def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora):
+def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora, monkeypatch):
+    monkeypatch.setattr("lm.checkpoint.run_dir._LOCK_SECONDS", 0)
     first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100, forked=True)
     first.wait_for_step(5)
     with pytest.raises(RunError, match="another job is using output_dir"):

@@ -33,7 +33,7 @@ LIMITS = {
     "lm.average": "--last 2",
 }
 # These need hosts or a file of the user, or have a test that also checks their output.
-ELSEWHERE = ("host1", "./mine.py", "lm.flags", "lm.check")
+ELSEWHERE = ("host1", "./mine.py", "lm.flags", "lm.check", "on_event")
 
 
 def documented_commands():

@@ -110,13 +110,13 @@ def test_messages_name_ranks_on_many_hosts_briefly(results, num_ranks):
 
 def test_time_while_the_job_is_suspended_does_not_count():
     work = "with watched.exchange('step 7'):"
-    work += " print('begun', flush=True); input(); time.sleep(1.5)"
-    program = PROGRAM.format(timeout=2, work=work, elsewhere="")
+    work += " print('begun', flush=True); input(); time.sleep(0.7)"
+    program = PROGRAM.format(timeout=1, work=work, elsewhere="")
     command, pipes = [sys.executable, "-c", program], dict.fromkeys(("stdin", "stdout"), -1)
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(3)  # the fault itself
+        time.sleep(1.5)  # the fault itself
         process.send_signal(signal.SIGCONT)
         output, _ = process.communicate("\n", timeout=30)
     assert (process.returncode, output) == (0, "alive\n")
