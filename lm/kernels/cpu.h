@@ -35,7 +35,7 @@ struct LstmDirection {
   int64_t (*Blocks)(int64_t H);
   int64_t (*PanelFloats)(int64_t H);
   int64_t (*ScratchFloats)(int64_t B, int64_t H);
-  void (*Pack)(const Lstm&, int64_t block);
+  void (*Pack)(const Lstm&, int64_t part);  // one of Blocks(H) parts of the weights
   void (*Start)(const Lstm&, int64_t row0, int64_t row1);  // before the first step
   void (*Step)(const Lstm&, int64_t t, int64_t block, int64_t row0, int64_t row1);
 };

@@ -45,9 +45,10 @@ struct Bfloat16 {
   template <class T>
   LM_INLINE Vec Across(const T* first, const T* second, int64_t n) {
     const Vec x = first ? Load(first, n) : Vec{}, y = second ? Load(second, n) : Vec{};
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x));
-    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)y));
-    return (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    typedef uint16_t Halves __attribute__((vector_size(64)));
+    Halves order = {};  // values of the first and of the second row take turns
+    for (int i = 0; i < 32; ++i) order[i] = i / 2 + i % 2 * 16;
+    return (Vec)__builtin_shuffle((Halves)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x), order);
   }
 };
 #else
@@ -69,35 +70,22 @@ LM_INLINE int64_t Units(int64_t values) {
   return (values + Format::kDepth - 1) / Format::kDepth;
 }
 
-// The values of matrix elements: (row, k) is at p[row * ld + k], or at p[k * ld + row] if `across`.
-template <class T>
-struct Source {
-  const T* p;
-  int64_t ld;
-  bool across;
-};
-
 // Pack kLanes rows (`rows` of them exist) of units [u0, u0 + n) of sums over K values, lane = row:
-// out[i * ldo], i < n, is a vector. Panels of B are packed this way: a row is a column of B.
+// out[i * ldo], i < n, is a vector. Value k of row r is at p[r * ld + k]. Panels of B^T are packed
+// this way: a row is a column of B.
 template <class Format, class T>
-static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t n, float* out,
-                      int64_t ldo) {
+static void PackPanel(const T* p, int64_t ld, int64_t rows, int64_t K, int64_t u0, int64_t n,
+                      float* out, int64_t ldo) {
   constexpr int D = Format::kDepth;
-  if (s.across) {
-    for (int64_t u = u0; u < u0 + n; ++u, out += ldo) {
-      const T* first = s.p + u * D * s.ld;
-      Store(out, Format::Across(first, u * D + 1 < K ? first + s.ld : nullptr, rows));
-    }
-    return;
-  }
   for (int64_t i = 0; i < n; i += kLanes) {
     const int64_t k = (u0 + i) * D;
-    Vec block[kLanes] = {};
+    Vec block[kLanes];
     for (int r = 0; r < Least(kLanes, rows); ++r)
       for (int line = 4 * D; line < 5 * D; ++line)
-        __builtin_prefetch(s.p + r * s.ld + k + line * 16);
-    for (int r = 0; r < Least(kLanes, rows); ++r)
-      block[r] = Format::Along(s.p + r * s.ld + k, K - k);
+        __builtin_prefetch(p + r * ld + k + line * 16);
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r)
+      block[r] = r < rows ? Format::Along(p + r * ld + k, K - k) : Vec{};
     Transpose(block);
     for (int j = 0; j < Least(kLanes, n - i); ++j) Store(out + (i + j) * ldo, block[j]);
   }
@@ -312,8 +300,7 @@ struct Gemm {
       float* panel = out + (n - column) * padded;
       memset(panel + units * width(n), 0, (padded - units) * width(n) * sizeof *panel);
       for (int64_t v = n; v < n + width(n) && !p.b_across; v += kLanes)
-        PackPanel<Format>(Source<T>{b + v * p.ldb, p.ldb, false}, end - v, p.K, u0, units,
-                          panel + v - n, width(n));
+        PackPanel<Format>(b + v * p.ldb, p.ldb, end - v, p.K, u0, units, panel + v - n, width(n));
     }
     // Memory is fastest if it is read in its order, so each row of B is packed for all panels.
     for (int64_t u = 0; u < units && p.b_across; ++u) {

@@ -52,15 +52,21 @@ struct Forward {
     return !Format::kConverts && s.T == 1 && (block + 1) * kLanes <= s.H;
   }
 
-  static void Pack(const Lstm& s, int64_t block) {
-    if (ReadsWeights(s, block)) return;
-    constexpr int V = Products::kPanelVectors;
-    const int64_t units = Units<Format>(s.H), length = PanelUnits(s.H), u0 = block * kLanes;
-    for (int g = 0; g < 4; ++g) {
-      float* out = s.panels + block * length * kWidth + (g / V * length * V + g % V) * kLanes;
-      PackPanel<Format>(Source<float>{s.weights + g * s.H + u0, 4 * s.H, true}, s.H - u0, s.H, 0,
-                        units, out, V * kLanes);
-      for (int64_t u = units; u < length; ++u) Store(out + u * V * kLanes, Vec{});
+  // Pack a part of the units of all panels, because the rows of the weights are in order in memory.
+  static void Pack(const Lstm& s, int64_t part) {
+    constexpr int V = Products::kPanelVectors, D = Format::kDepth;
+    const int64_t blocks = Blocks(s.H), length = PanelUnits(s.H);
+    for (int64_t u = length * part / blocks; u < length * (part + 1) / blocks; ++u) {
+      const float* first = u * D < s.H ? s.weights + u * D * 4 * s.H : nullptr;
+      const float* second = u * D + 1 < s.H ? first + 4 * s.H : nullptr;
+      for (int g = 0; g < 4; ++g)
+        for (int64_t block = 0; block < blocks; ++block) {
+          if (ReadsWeights(s, block)) continue;
+          const int64_t u0 = block * kLanes, n = g * s.H + u0;
+          const float *x = first ? first + n : nullptr, *y = second ? second + n : nullptr;
+          Store(s.panels + block * length * kWidth + (g / V * length * V + u * V + g % V) * kLanes,
+                Format::Across(x, y, s.H - u0));
+        }
     }
   }
 
@@ -159,8 +165,8 @@ struct Backward {
     for (int g = 0; g < 4; ++g)
       for (int64_t v = 0; v < width; v += kLanes) {
         const int64_t u = block * kWidth + v;
-        PackPanel<Format>(Source<float>{s.weights + u * 4 * s.H + g * s.H, 4 * s.H, false}, s.H - u,
-                          s.H, 0, units, panel + g * units * width + v, width);
+        PackPanel<Format>(s.weights + u * 4 * s.H + g * s.H, 4 * s.H, s.H - u, s.H, 0, units,
+                          panel + g * units * width + v, width);
       }
     memset(panel + 4 * units * width, 0, (length - 4 * units) * width * sizeof *panel);
   }

@@ -11,15 +11,21 @@ namespace LM_ISA {
 // same sixteen partial sums, so the results are bitwise identical on all CPUs.
 static double SumOfSquares(const float* x, int64_t n) {
   constexpr int kSums = 16, kWidth = kLanes / 2, kVectors = kSums / kWidth;
-  typedef float Narrow __attribute__((vector_size(2 * LM_LANES)));
+  typedef float Narrow __attribute__((vector_size(2 * LM_LANES), unused));
   typedef double Wide __attribute__((vector_size(4 * LM_LANES)));
   Wide sums[kVectors] = {};
   const auto add = [&](const float* p) LM_LAMBDA {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
+#if defined(__AVX512F__)  // GCC 12 would convert halves of the vector.
+      const Wide wide = (Wide)_mm512_cvtps_pd(_mm256_loadu_ps(p + v * kWidth));
+#elif defined(__AVX2__)
+      const Wide wide = (Wide)_mm256_cvtps_pd(_mm_loadu_ps(p + v * kWidth));
+#else
       Narrow narrow;
       memcpy(&narrow, p + v * kWidth, sizeof narrow);
       const Wide wide = __builtin_convertvector(narrow, Wide);
+#endif
       sums[v] += wide * wide;
     }
   };

@@ -49,11 +49,11 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
   auto team = std::make_shared<Team>(blocks);
 
   const auto work = [steps, blocks, threads, &fn](Team& team, int64_t thread) {
-    const int64_t first = blocks * thread / threads;
     for (int64_t step = 0; step < steps; ++step) {
       // Own blocks first: they are the same in each step, so their weights are in the core's cache.
-      // Then blocks that no other thread has started. Every other step runs backwards, so that the
-      // last weights in a shared cache that is too small for all weights are used again.
+      // Then blocks that no other thread has started. Every other step runs backwards from the end
+      // of the own blocks, so that the last weights in a cache that is too small are used again.
+      const int64_t first = blocks * (thread + (step & 1)) / threads;
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t offset = step & 1 ? blocks - 1 - i : i;
         const int64_t block = (first + offset) % blocks;
@@ -64,6 +64,7 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
           team.done.fetch_add(1);
         }
       }
+      if (thread > 0 && step + 1 == steps) return;  // only the caller waits for the last step
       for (int spins = 0; team.done.load() < (step + 1) * blocks; ++spins) {
         spins < 4000 ? Pause() : (void)sched_yield();
       }

@@ -211,6 +211,11 @@ LM_INLINE void StoreBf16(uint16_t* p, Vec v, int64_t n) {
 
 // The first n of the values at p as float32. The values at p may be bfloat16.
 LM_INLINE Vec Load(const uint16_t* p, int64_t n) {
+#if defined(__AVX512F__)  // GCC 12 would convert halves of the vector.
+  const __m256i half = n >= kLanes ? _mm256_loadu_si256((const __m256i*)p)
+                                   : _mm256_maskz_loadu_epi16(FirstLanes(n), p);
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
   IVec bits = {};
   if (n >= kLanes) {
     typedef uint16_t Half __attribute__((vector_size(2 * LM_LANES)));
@@ -221,13 +226,16 @@ LM_INLINE Vec Load(const uint16_t* p, int64_t n) {
     for (int64_t i = 0; i < n; ++i) bits[i] = p[i];
   }
   return (Vec)(bits << 16);
+#endif
 }
 
 // Transpose kLanes vectors: swap blocks of 1, then 2, 4, ... lanes across the diagonal.
 LM_INLINE void Transpose(Vec* rows) {
 #pragma GCC unroll 4
   for (int s = 1; s < kLanes; s *= 2) {
-    IVec low, high;  // lanes kLanes and up belong to the second vector
+    // Lanes kLanes and up belong to the second vector. Without the initial values, GCC 12 would
+    // insert the lanes one by one at run time.
+    IVec low = {}, high = {};
     for (int j = 0; j < kLanes; ++j) {
       low[j] = j & s ? kLanes + j - s : j;
       high[j] = j & s ? kLanes + j : j + s;
