@@ -4,9 +4,9 @@
   mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small
 
 A flag overrides the config field of the same name. A run that is resumed without --config keeps its
-settings:
+config. Repeat the other flags, such as --keep_checkpoints and --test_on:
 
-  python -m lm.train --resume --output_dir runs/small
+  python -m lm.train --resume --output_dir runs/small --keep_checkpoints 20
 """
 
 import os
