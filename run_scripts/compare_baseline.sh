@@ -7,7 +7,7 @@
 #   run_scripts/compare_baseline.sh config_small --batch_size 40    more arguments go to lm.train
 #
 # Environment: CONFIG (config_test, unless it is the first argument), NP (2, or the ranks of the scheduler's
-#   job), MAX_STEPS (stops each run early), DATA_PATH (data), OUTPUT_DIR (runs/baseline-<config>-<time>).
+#   job), OUTPUT_DIR (runs/baseline-<config>-<time>).
 # Cost: two training runs. config_test takes a minute or two on 2 cores.
 # Result: the report on the console, and report.html, learning_curves.png and .pdf in OUTPUT_DIR.
 set -euo pipefail
@@ -21,8 +21,9 @@ if [[ $# -gt 0 && $1 != -* ]]; then
     shift
 fi
 output_dir=${OUTPUT_DIR:-runs/baseline-$(basename "$CONFIG" .py)-$(date +%Y%m%d-%H%M%S)}
-flags=(--data_path "${DATA_PATH:-data}" --log_every_steps 10 ${MAX_STEPS:+--max_steps "$MAX_STEPS"} "$@")
+flags=(--log_every_steps 10 "$@")
 
 LAUNCHER=none run_training "${flags[@]}" --output_dir "$output_dir/1-rank"
+[[ -e $output_dir/1-rank ]] || exit 0 # there is no run after --help
 run_training "${flags[@]}" --output_dir "$output_dir/ranks"
 python -m lm.report "$output_dir/1-rank" "$output_dir/ranks" --html "$output_dir/report.html"

@@ -77,5 +77,6 @@ run_search() {
             --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
     fi
     run_job "$python" -m lm.search --output_dir "$output_dir" ${HOSTS:+--hosts "$HOSTS"} "$@" || return
-    "$python" -m lm.report "$output_dir" --html "$output_dir/report.html"
+    # There is no search after --help.
+    [[ ! -e $output_dir/search.json ]] || "$python" -m lm.report "$output_dir" --html "$output_dir/report.html"
 }

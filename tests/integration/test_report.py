@@ -88,10 +88,9 @@ def test_an_unreadable_run_does_not_stop_the_report(tmp_path):
 @pytest.mark.soak
 def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
     script = project / "run_scripts/compare_baseline.sh"
-    env = environment(
-        NP="2", MAX_STEPS="60", DATA_PATH=str(corpora), OUTPUT_DIR=str(tmp_path / "out")
-    )
-    result = run_command([script, "config_test", "--hidden_size", "16"], env, timeout=240)
+    flags = ["--hidden_size", 16, "--max_steps", 60, "--data_path", corpora]
+    env = environment(NP="2", OUTPUT_DIR=str(tmp_path / "out"))
+    result = run_command([script, "config_test", *flags], env, timeout=240)
     assert result.returncode == 0, result.stderr
     (line,) = [line for line in result.stdout.splitlines() if "-rank (1 rank) and" in line]
     found = "bitwise identical" if kernels.available() else "the first differ"

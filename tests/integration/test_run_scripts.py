@@ -213,6 +213,16 @@ def test_invalid_discovered_hosts_are_discovered_again(launch, tmp_path):
     assert result.stderr.count("DISCOVER_HOSTS names no valid hosts") == 2
 
 
+@pytest.mark.parametrize("name", ["search.sh", "compare_baseline.sh"])
+def test_a_script_that_prints_a_help_does_not_report_a_run(launch, tmp_path, name):
+    with (tmp_path / ".venv/bin/python").open("a") as stand_in:
+        stand_in.write('echo "$@"\n')
+    result = launch(name, arguments=["--help"])
+    assert result.returncode == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    assert " --help" in line and "lm.report" not in line
+
+
 def test_scripts_stay_in_the_users_directory(launch, tmp_path):
     """So relative paths refer to this directory. VENV selects the Python and its mpirun."""
     user = tmp_path / "user"
