@@ -54,8 +54,8 @@ class EvaluateOptions(Checked):
         "valid", "valid, test, train, a text file, or a comma-separated list of these", is_path=True
     )
     data_path: str | None = option(
-        None, "directory of the run's corpus or of a different corpus (default: recorded path)",
-        is_path=True,
+        None, "text file or directory of the run's corpus or of a different corpus (default:"
+        " recorded path)", is_path=True,
     )  # fmt: skip
     eval_batch_size: int | None = option(
         None, "number of rows per text (default: the value in the run's config)", low=1,

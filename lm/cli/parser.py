@@ -160,9 +160,9 @@ def parse(
 
 
 def field_help(field: dataclasses.Field) -> str:
-    """Return the help text of a field, with its choices."""
-    choices = ", ".join(map(str, field.metadata["choices"]))
-    return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
+    """Return the help text of a field, with its choices if the text does not name them all."""
+    text, choices = field.metadata["help"], [str(c) for c in field.metadata["choices"]]
+    return text if all(c in text for c in choices) else f"{text} (one of: {', '.join(choices)})"
 
 
 def _load_config_file(argv: Sequence[str]) -> ConfigFile:

@@ -7,7 +7,7 @@ import pytest
 import lm
 from lm import train
 from lm.benchmark.__main__ import run as run_benchmark
-from lm.cli.parser import RunChoice, parse
+from lm.cli.parser import RunChoice, field_help, parse
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.errors import InfoRequested, UserError
@@ -45,6 +45,14 @@ def test_positional_arguments_and_missing_flags_are_errors():
         parse(argv, "", Options)
     with pytest.raises(UserError, match=r"^--run is missing: directory of the run"):
         parse(["x", "--run="], "", RunChoice)
+
+
+def test_choices_are_appended_to_a_help_text_that_does_not_name_them():
+    fields = Config.__dataclass_fields__
+    assert field_help(fields["optimizer"]).endswith(" adagrad or rmsprop")
+    assert field_help(fields["token_dtype"]).endswith(
+        " (one of: uint8, uint16, int32, uint32, int64)"
+    )
 
 
 def test_windows_line_ends_of_a_script_are_an_error_with_a_fix():
