@@ -40,17 +40,17 @@ vocabulary. All logarithms are natural.
 The signature serving_default is score with the tokenizer words, and score_ids with other
 tokenizers. The following commands try it:
 
-  saved_model_cli run --dir exported/small --tag_set serve --signature_def serving_default \
+  saved_model_cli run --dir exported/small --tag_set serve --signature_def serving_default \\
       --input_exprs 'words=[["the", "company", "said"]]'
   tensorflow_model_server --rest_api_port=8501 --model_name=small --model_base_path=/models/small
-  curl -d '{"instances": [{"words": ["the", "company", "said"]}]}' \
+  curl -d '{"instances": [{"words": ["the", "company", "said"]}]}' \\
       http://localhost:8501/v1/models/small:predict
 
 TensorFlow Serving must not be older than the TensorFlow that exported the model. It expects a
-directory for each version: export to /models/small/1. Unless --rows is
-given, the server may combine requests into batches (--enable_batching) if all texts have the same
-T. Pad shorter texts with "" or -1. Padding inside a text is an error. The server's option
-pad_variable_length_inputs would repeat words instead.
+directory for each version: export to /models/small/1. Unless --rows is given, the server may
+combine requests into batches (--enable_batching) if all texts have the same T. Pad shorter texts
+with "" or -1. Padding inside a text is an error. The server's option pad_variable_length_inputs
+would repeat words instead.
 
 With the tokenizer words, the separator is <eos>, and two more signatures accept strings. They
 return the same values:

@@ -12,7 +12,8 @@
 # Environment, with defaults in parentheses:
 #   VENV                 directory of the virtual environment (.venv in the project's directory)
 #   PYTHON               interpreter (python3, python3.13, ...)
-#   TENSORFLOW_VERSION   a version in constraints/ (the newest version for this Python; 2.18.1 for GPUs)
+#   TENSORFLOW_VERSION   a version in constraints/ (the newest version for this Python; for GPUs
+#                        2.18.1, or 2.21.0 with Python 3.13)
 #   USE_GPU              1 or 0 (1 if nvidia-smi lists a GPU)
 #   CXX                  C++ compiler (g++)
 #   CUDA_HOME            CUDA toolkit (the toolkit of nvcc in PATH, otherwise /usr/local/cuda, otherwise the

@@ -4,7 +4,8 @@
 #
 #   bsub <run_scripts/train_lsf.sh                                   2 hosts, 1 rank each
 #   bsub -n 64 -R "span[ptile=32]" <run_scripts/train_lsf.sh         2 hosts with 32 cores
-#   FLAGS="--num_epochs 1" NP=4 bsub <run_scripts/train_lsf.sh       4 ranks on the same hosts
+#   CONFIG=config_medium NP=4 bsub <run_scripts/train_lsf.sh         4 ranks on the same hosts
+#   FLAGS="--num_epochs 1" bsub <run_scripts/train_lsf.sh            arguments of lm.train
 #   bsub -J "lm[1-5]" <run_scripts/train_lsf.sh                      5 runs with --seed 1 to 5
 #   bkill -s USR2 JOB                                                saves, and queues the job again
 #
