@@ -139,25 +139,27 @@ class Config(Checked):
         " or rmsprop", choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
     )  # fmt: skip
     momentum: float = option(
-        0.9, "factor on the velocity at each step", used_by="momentum", low=0, below=1
+        0.9, "factor on the velocity at each step", used_by="optimizer momentum", low=0, below=1
     )
     adam_beta1: float = option(
-        0.9, "decay of the running mean of gradients", used_by="adam", low=0, below=1
+        0.9, "decay of the running mean of gradients", used_by="optimizer adam", low=0, below=1
     )
     adam_beta2: float = option(
-        0.999, "decay of the running mean of squared gradients", used_by="adam", low=0, below=1
-    )
+        0.999, "decay of the running mean of squared gradients", used_by="optimizer adam", low=0,
+        below=1,
+    )  # fmt: skip
     adam_epsilon: float = option(
-        1e-8, "added to the root of the squared gradient's mean", used_by="adam", above=0
+        1e-8, "added to the root of the squared gradient's mean", used_by="optimizer adam", above=0
     )
     adagrad_initial_value: float = option(
-        0.1, "initial value of the sums of squared gradients", used_by="adagrad", above=0
+        0.1, "initial value of the sums of squared gradients", used_by="optimizer adagrad", above=0
     )
     rmsprop_decay: float = option(
-        0.9, "decay of the running mean of squared gradients", used_by="rmsprop", low=0, below=1
-    )
+        0.9, "decay of the running mean of squared gradients", used_by="optimizer rmsprop", low=0,
+        below=1,
+    )  # fmt: skip
     rmsprop_epsilon: float = option(
-        1e-10, "added to the squared gradient's mean", used_by="rmsprop", above=0
+        1e-10, "added to the squared gradient's mean", used_by="optimizer rmsprop", above=0
     )
     weight_decay: float = option(
         0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0
@@ -178,18 +180,19 @@ class Config(Checked):
         choices=("decay", "plateau", "linear", "cosine", "inverse_sqrt"),
     )  # fmt: skip
     lr_min_ratio: float = option(
-        0.0, "the last learning rate, divided by learning_rate", used_by="linear and cosine", low=0,
-        high=1,
+        0.0, "the last learning rate, divided by learning_rate",
+        used_by="lr_schedule linear or cosine", low=0, high=1,
     )  # fmt: skip
     lr_plateau_factor: float = option(
-        0.25, "factor on the learning rate", used_by="plateau", above=0, below=1
+        0.25, "factor on the learning rate", used_by="lr_schedule plateau", above=0, below=1
     )
     lr_decay: float = option(
-        0.5, "factor on the learning rate per epoch", used_by="decay", above=0, high=1
+        0.5, "factor on the learning rate per epoch", used_by="lr_schedule decay", above=0, high=1
     )
     lr_decay_start_epoch: int = option(
-        5, "first epoch (counted from 1) with a decayed learning rate", used_by="decay", low=1
-    )
+        5, "first epoch (counted from 1) with a decayed learning rate", used_by="lr_schedule decay",
+        low=1,
+    )  # fmt: skip
     max_grad_norm: float = option(
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
     )
@@ -241,8 +244,6 @@ class Config(Checked):
             raise UserError(
                 "ema_decay and asgd_trigger_epochs are two averages: set one of them to 0"
             )
-        if self.lr_schedule == "inverse_sqrt" and not self.warmup_steps:
-            raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
         if self.adaptive_input and not self.cutoffs:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
 
@@ -257,12 +258,12 @@ class Config(Checked):
         """The settings that have no effect, and the settings that are the reason."""
         found = {}
         if self.num_steps_total:
-            found["num_epochs"] = f"num_steps_total {self.num_steps_total}: set the latter to 0"
+            total = f"num_steps_total {self.num_steps_total}"
+            found["num_epochs"] = f"{total}: set num_steps_total to 0"
         for field in dataclasses.fields(self):
-            users = field.metadata["used_by"]
-            if users and not {self.optimizer, self.lr_schedule} & {*users.split(" and ")}:
-                chosen = f"optimizer {self.optimizer} and lr_schedule {self.lr_schedule}"
-                found[field.name] = f"{chosen}: it is for {users}"
+            kind, _, users = field.metadata["used_by"].partition(" ")
+            if kind and (chosen := getattr(self, kind)) not in users.split(" or "):
+                found[field.name] = f"{kind} {chosen}: remove it, or choose {kind} {users}"
         return found
 
     def check_used(self, given: Collection[str]) -> None:

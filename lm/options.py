@@ -53,12 +53,13 @@ def option(
       affects: The results that the value changes: the corpus and its token IDs ("data"), the
         trained "weights", only the "length" of the training, only the perplexities of an
         "evaluation", or "nothing". The class has a default. See `lm.record.may_differ`.
-      used_by: The optimizers or schedules that use the value, such as "linear and cosine", if
-        others ignore it. The help starts with them. See `lm.config.Config.unused`.
+      used_by: The field that selects whether the value is used, and its choices that use the value,
+        such as "lr_schedule linear or cosine". The help starts with the choices. See
+        `lm.config.Config.unused`.
       **limits: The range, as `low` or `above` and `high` or `below`. The bounds `low` and `high`
         are allowed values. Integers have a `high` of MAX_INT by default.
     """
-    help = f"{used_by}: {help}" if used_by else help
+    help = f"{used_by.partition(' ')[2]}: {help}" if used_by else help
     metadata = dict(help=help, choices=choices, limits=limits, affects=affects)
     metadata.update(per_host=per_host or is_path, is_path=is_path, required=required)
     metadata.update(repeatable=repeatable, used_by=used_by)

@@ -63,7 +63,8 @@ def _inverse_sqrt(config: Config, at: Position) -> float:
 
     `learning_rate` is the largest rate, which the warmup reaches. The paper counts steps from 1.
     """
-    return math.sqrt(config.warmup_steps / max(at.step, config.warmup_steps))
+    warmup = max(config.warmup_steps, 1)  # Runs of older versions may lack a warmup.
+    return math.sqrt(warmup / max(at.step, warmup))
 
 
 SCHEDULES = {

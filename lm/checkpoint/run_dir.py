@@ -160,6 +160,7 @@ def _check_resumable(
     before = checkpoint.manifest.record.upgraded(config_class)
     follows = bool(settings_that_follow_validation(record.config, options))
     ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
+    ignored |= config_class(**record.config).unused.keys()  # Older versions accepted any values.
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, before, record)

@@ -117,6 +117,8 @@ def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.resume and not options.output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
+    if config.lr_schedule == "inverse_sqrt" and not (config.warmup_steps or options.resume):
+        raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
     if options.timeline and num_ranks == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
     for setting in settings_that_follow_validation(dataclasses.asdict(config), options):

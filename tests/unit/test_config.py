@@ -108,7 +108,9 @@ def test_a_setting_without_an_effect_is_rejected():
     unused = Config(optimizer="adam", lr_schedule="linear").unused
     assert {"momentum", "rmsprop_decay", "lr_decay", "lr_plateau_factor"} < unused.keys()
     assert unused.keys().isdisjoint({"adam_beta1", "lr_min_ratio", "weight_decay", "num_epochs"})
-    with pytest.raises(UserError, match=r"^adam_epsilon has .* optimizer sgd .*: it is for adam"):
+    with pytest.raises(
+        UserError, match=r"^adam_epsilon .* sgd: remove it, or choose optimizer adam$"
+    ):
         Config().check_used(["learning_rate", "adam_epsilon"])
     Config(num_steps_total=0).check_used(["num_epochs"])
 

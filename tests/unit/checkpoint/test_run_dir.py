@@ -261,6 +261,12 @@ def test_a_field_may_change_unless_the_run_depends_on_it(
         resume(record, options=options, **recorded, **now)
 
 
+def test_a_setting_without_an_effect_may_change(resume, caplog):
+    """Older versions accepted any values of such settings."""
+    resume(lambda manifest: manifest["record"]["config"].update(momentum=0.95))
+    assert caplog.messages == ["momentum was 0.95 and is 0.9 now"]
+
+
 def test_fields_of_a_different_version_are_rejected(resume):
     message = r"manifest.json was written by a different .*\(unknown field 'flux'\); use"
     with pytest.raises(UserError, match=message):

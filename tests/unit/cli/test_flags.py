@@ -100,7 +100,7 @@ def test_a_flag_that_the_config_ignores_is_rejected(tmp_path):
     resume = ["--resume", f"--output_dir={tmp_path}", "--num_epochs=7"]
     for flags, message in (
         (["--momentum=0.5"], "momentum has no effect with optimizer sgd"),
-        (resume, "num_epochs has no effect with num_steps_total 99: set the latter to 0"),
+        (resume, "num_epochs has no effect with num_steps_total 99: set num_steps_total to 0"),
     ):
         arguments = train._parse(["lm.train", *flags])
         with pytest.raises(UserError, match=message):

@@ -41,7 +41,8 @@ def test_each_optimizer_is_a_choice_and_only_uses_its_settings():
     fields = Config.__dataclass_fields__
     assert fields["optimizer"].metadata["choices"] == (*OPTIMIZERS,)
     for name, optimizer in OPTIMIZERS.items():
-        own = {setting for setting in fields if fields[setting].metadata["used_by"] == name}
+        users = f"optimizer {name}"
+        own = {setting for setting in fields if fields[setting].metadata["used_by"] == users}
         assert {*optimizer.settings} - {"weight_decay"} == own
 
 

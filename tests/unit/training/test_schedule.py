@@ -77,8 +77,8 @@ def test_inverse_sqrt_is_the_schedule_of_the_transformer():
     expected = [largest * min(step**-0.5, step * 4**-1.5) for step in range(1, 30)]
     rates = [learning_rate_at(config, step, 10) for step in range(1, 30)]
     assert rates == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(UserError, match="lr_schedule inverse_sqrt needs warmup_steps"):
-        dataclasses.replace(config, warmup_steps=0)
+    without_warmup = dataclasses.replace(config, warmup_steps=0)
+    assert [learning_rate_at(without_warmup, step, 10) for step in (0, 1, 4)] == [8, 8, 4]
 
 
 @pytest.mark.parametrize("epochs, stalled", [(1, [3, 4]), (2, [4]), (3, []), (None, [])])
@@ -122,6 +122,7 @@ def test_epochs_without_validation_record_no_perplexity():
     "fields, options, message",
     [
         ({"lr_schedule": "plateau"}, {"eval": False}, "lr_schedule plateau needs"),
+        ({"lr_schedule": "inverse_sqrt"}, {}, "lr_schedule inverse_sqrt needs warmup_steps"),
         ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs needs"),
         ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs needs"),
         ({}, {"init_partly": True}, "--init_partly needs --init_from"),
