@@ -106,8 +106,11 @@ def build_search_page(directory: str, study: optuna.Study) -> bytes:
 def _best_runs(directory: str, study: optuna.Study) -> list[RunMetrics]:
     """Return the runs of the best trials. Their names contain the values of the search."""
     runs = []
-    for trial in best_trials(study)[:_MAX_CURVES]:
-        with contextlib.suppress(ProgramExit):  # Somebody may have removed the run.
+    for trial in best_trials(study):
+        if len(runs) == _MAX_CURVES:
+            break
+        # The trial may repeat another trial, or somebody may have removed the run.
+        with contextlib.suppress(ProgramExit):
             run = read_run(trial_dir(directory, trial.number))
             runs.append(run._replace(label=f"trial {trial.number:04d}: {values_text(trial)}"))
     return runs

@@ -39,8 +39,8 @@ class Driver:
         self._failed_jobs: collections.Counter = collections.Counter()  # for each trial
         self._same_failures: collections.Counter = collections.Counter()  # for each reason
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
-        hosts = " your current --hosts and" if search.options.hosts else ""
-        self._resume = f"resume with{hosts}: {command}"
+        hosts = " --hosts HOSTS, the hosts of the new job" if search.options.hosts else ""
+        self._resume = f"resume with: {command}{hosts}"
 
     def run(self) -> None:
         """Run trials until the search is complete."""
@@ -71,7 +71,12 @@ class Driver:
         except UserError as error:
             self._fail(trial, Outcome("failed", str(error), is_user_error=True))
             return
-        same = [other for other in best_trials(self._study) if other.params == trial.params]
+        # An interrupted trial continues, even if a later trial with the same values has finished.
+        same = [
+            other
+            for other in best_trials(self._study)
+            if other.params == trial.params and other.number < trial.number
+        ]
         if same:  # Training again would give bitwise the same result.
             logger.info("trial %d repeats trial %d", trial.number, same[0].number)
             self._finish(trial, TrialState.COMPLETE, same[0].value)
@@ -96,6 +101,8 @@ class Driver:
         return is_running
 
     def _end(self, trial: optuna.Trial, job: TrialJob, outcome: Outcome) -> None:
+        if outcome.kind in ("finished", "stopped"):
+            self._same_failures.clear()
         if outcome.kind == "finished":
             self._finish(
                 trial, TrialState.COMPLETE, min(found.perplexity for found in job.validations())
@@ -136,10 +143,7 @@ class Driver:
         self._finish(trial, TrialState.PRUNED if outcome.is_user_error else TrialState.FAIL)
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-        finished = self._study.tell(trial, value, state)
-        if FAILURE not in finished.user_attrs:
-            self._same_failures.clear()
-        logger.info("%s", progress_line(finished))
+        logger.info("%s", progress_line(self._study.tell(trial, value, state)))
         write_best(self._search)
 
     def _tick(self) -> None:

@@ -117,12 +117,14 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     """Return the search after all checks that need no study."""
     options, config = arguments[SearchOptions], with_absolute_paths(arguments[Config])
     space = parse_space(options.space, config)
-    if space.keys().isdisjoint({"optimizer", "lr_schedule"}):  # otherwise, some trials may use them
+    is_new = not settings.corpus
+    # Otherwise, some trials may use them, or an older version has accepted them.
+    if is_new and space.keys().isdisjoint({"optimizer", "lr_schedule"}):
         config.check_used({*space, *arguments.given[Config]})
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
     unfair = [name for name in space if name in _UNFAIR_TO_PRUNE]
-    if not settings.corpus and unfair and options.pruner != "none":
+    if is_new and unfair and options.pruner != "none":
         logger.warning(
             "--space varies %s: add --pruner none, because pruning keeps only the better seeds and"
             " the schedules that are better in early epochs",

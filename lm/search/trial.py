@@ -53,7 +53,7 @@ class TrialJob:
         ]  # fmt: skip
         self._console = os.path.join(directory, CONSOLE_FILE)
         self._process: subprocess.Popen | None = None
-        self._has_waited, self._asked_to_stop, self._num_seen = False, False, 0
+        self._has_warned, self._asked_to_stop, self._num_seen = False, False, 0
 
     def poll(self) -> bool:
         """Start the job once the trial's previous job has saved, and return False after its end.
@@ -73,14 +73,14 @@ class TrialJob:
             with locked(lock):
                 return False
         except BlockingIOError:
-            if not self._has_waited:
+            if not self._has_warned:
+                self._has_warned = True
                 logger.warning(
                     "waiting for the job that is using %s. If its host has died, an NFS server may"
                     " keep its lock: remove %s",
                     self.directory,
                     lock,
                 )
-            self._has_waited = True
             return True
 
     def _start(self) -> None:

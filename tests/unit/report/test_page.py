@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 import time
 
 import numpy as np
@@ -23,8 +24,10 @@ from lm.report.metrics import read_run
 from lm.report.page import build_page, write_file
 from lm.report.plots import build_plots
 from lm.report.runs_page import build_parts
+from lm.report.search_page import build_search_page
 from lm.report.tables import build_tokenizer_tables
-from tests.unit.report.runs import CONFIG, write_record, write_run
+from lm.search.study import load_study
+from tests.unit.report.runs import CONFIG, write_record, write_run, write_search
 from tests.untrained import make_run, rewrite_manifest
 
 SIZES = {"batch_size": 20, "num_steps": 5}
@@ -57,6 +60,15 @@ def test_a_page_that_is_slow_to_write_is_written_less_often(tmp_path, monkeypatc
     start = time.monotonic()
     command._watch([str(tmp_path / "run")], str(tmp_path / "out.html"))
     assert len(pauses) == 1 and pauses[0] > 5 * (time.monotonic() - start)
+
+
+def test_repeated_trials_do_not_replace_learning_curves(tmp_path):
+    directory = tmp_path / "search"
+    write_search(directory, [({"learning_rate": n / 10}, 90.0 + n) for n in range(1, 9)])
+    for number in range(1, 7):
+        shutil.rmtree(directory / f"trials/{number:04d}")
+    page = build_search_page(str(directory), load_study(str(directory))).decode()
+    assert "trial 0000: learning_rate 0.1" in page and "trial 0007: learning_rate 0.8" in page
 
 
 def test_benchmarks_of_the_same_config_have_different_names(tmp_path):

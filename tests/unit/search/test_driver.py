@@ -89,6 +89,14 @@ def test_the_same_values_are_trained_once(search):
     assert len(list((search.directory / "trials").iterdir())) == 2
 
 
+def test_an_interrupted_trial_continues_although_a_later_trial_has_the_same_values(search):
+    wait = "while [[ ! -e ../../best.py ]]; do sleep 0.01; done"
+    body = f"[[ $PWD != */0000 || -e failed ]] || {{ {wait}; touch failed; fail broken; }}"
+    flags = "--sampler=random", "--search_seed=1", "--trials=2", "--parallel_trials=2"
+    assert values(search(space("1|2"), *flags, body=body)) == [1000, 1000]
+    assert [starts(search, number) for number in (0, 1)] == [["start"] * 2, ["start"]]
+
+
 CHECKED = """
 import dataclasses
 from lm.config import Config
@@ -214,6 +222,12 @@ def test_three_equal_failures_end_the_search(search, failure, reason, error):
     assert states(search(rates)) == [COMPLETE, state, state, COMPLETE, COMPLETE]
 
 
+def test_a_repeated_trial_does_not_reset_the_count_of_equal_failures(search):
+    flags = "--sampler=random", "--search_seed=9", "--trials=6"  # rates 1, 2, 2, 1, 1, 2
+    with pytest.raises(UserError, match="3 trials failed with the same error: no corpus"):
+        search(space("1|2"), *flags, body="[[ $rate = 1.0 ]] || fail 'no corpus' 2")
+
+
 def test_a_search_without_a_result_is_not_queued_again(search):
     with pytest.raises(UserError, match="no trial has finished") as caught:
         search(space("1|2"), body="fail 'no corpus' 2")
@@ -223,7 +237,9 @@ def test_a_search_without_a_result_is_not_queued_again(search):
 def test_a_search_on_hosts_is_resumed_on_the_hosts_of_the_next_job(search):
     lock = search.directory / "trials/0000/.lock"  # The job does not start.
     lock.parent.mkdir(parents=True)
-    message = r"; resume with your current --hosts and: python -m lm.search .* --resume$"
+    message = (
+        r"; resume with: python -m lm.search .* --resume --hosts HOSTS, the hosts of the new job$"
+    )
     with locked(str(lock)), pytest.raises(Stopped, match=message):
         search("--hosts=node1:1", on_tick=lambda: os.kill(os.getpid(), signal.SIGINT))
 
