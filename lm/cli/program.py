@@ -161,7 +161,8 @@ def _finish(
         _abort(comm, str(stopped), stopped.exit_code)
     except Exception as error:
         _abort(comm, _describe(error), 1)
-    # srun kills all ranks when one exits, and returns the status of a killed rank.
+    # With --kill-on-bad-exit, srun ends all ranks when one of them fails, and returns the status of
+    # a rank that a signal killed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 

@@ -18,8 +18,8 @@ from lm.tensorflow_import import without_stderr
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-# The process that started TensorFlow's threads. A fork inherits this value, but no threads.
-_starter = functools.cache(os.getpid)
+# A fork inherits the cached process ID, but not TensorFlow's threads.
+_process_of_first_call = functools.cache(os.getpid)
 
 
 class Device(NamedTuple):
@@ -82,7 +82,7 @@ def start_tensorflow(
 
 def check_process() -> None:
     """Check that this process is not a fork of a process that used TensorFlow: it would hang."""
-    if _starter() != os.getpid():
+    if _process_of_first_call() != os.getpid():
         raise UserError(
             "this process was forked after TensorFlow had started: start processes with"
             ' multiprocessing.get_context("spawn"), or use runs only in the forked processes'

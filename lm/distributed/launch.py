@@ -42,9 +42,14 @@ def launched_rank() -> int:
 
 
 def _launchers() -> Sequence[tuple[str, str]]:
-    # `srun --pty` starts only one shell, whatever the number of its tasks. The commands of this
-    # shell have a terminal, but the tasks of an srun in this shell do not.
-    is_in_shell = "SLURM_PTY_PORT" in os.environ and stat_fields(os.getpid())[4] != "0"
+    # `srun --pty bash` gives only task 0 a terminal, so the shells of the other tasks end. The
+    # commands of this shell have the terminal, but they are not the task that srun started. The
+    # tasks of an srun in this shell have no terminal.
+    is_in_shell = (
+        "SLURM_PTY_PORT" in os.environ
+        and os.environ.get("SLURM_TASK_PID") != str(os.getpid())
+        and stat_fields(os.getpid())[4] != "0"
+    )
     return _LAUNCHERS[:2] if is_in_shell else _LAUNCHERS
 
 

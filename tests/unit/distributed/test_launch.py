@@ -29,11 +29,16 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
-@pytest.mark.parametrize("work, size", [("pass", 8), ("os.open(sys.argv[1], os.O_RDWR)", 1)])
+TERMINAL = "os.open(sys.argv[1], os.O_RDWR)"
+TASK = "os.environ['SLURM_TASK_PID'] = str(os.getpid())"  # not a command of its shell
+
+
+@pytest.mark.parametrize("work, size", [("pass", 8), (TERMINAL, 1), (f"{TERMINAL}; {TASK}", 8)])
 def test_the_shell_of_srun_is_one_process(work, size):
     """The first terminal that the leader of a session opens becomes its controlling terminal."""
     code = f"import os, sys; {work}; from lm.distributed.launch import *; print(launched_size())"
     variables = {"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "SLURM_PTY_PORT": "4000"}
+    variables["SLURM_TASK_PID"] = "1"  # the shell
     pair = pty.openpty()
     try:
         result = run_code(code, os.ttyname(pair[1]), env=variables, start_new_session=True)
@@ -66,6 +71,7 @@ from lm.cli.program import run_alone
 from lm.errors import UserError
 
 def work(_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as after the end of the supervisor
     raise UserError("wrong")
 
 def end(_):
