@@ -57,7 +57,8 @@ class Checkpoint(NamedTuple):
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first, without verifying them."""
     parent, names = os.path.join(run_dir, CHECKPOINTS_DIR), []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not if the disk fails
+    # Other errors mean that the disk fails.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(parent)
     paths = [os.path.join(parent, name) for name in names]
     steps = {path: step for path in paths if (step := _step_of(path)) is not None}

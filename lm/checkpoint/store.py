@@ -44,7 +44,6 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
     """
     if which == "best":
         return _find_best(run_dir)
-    names = names_of(run_dir)
     if which != "last":
         own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
         # The working directory may contain a checkpoint of a different run with the same name.
@@ -52,13 +51,15 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
         found = next(filter(os.path.isdir, (own, which) if is_name else (which, own)), None)
         if found is None:
             raise UserError(
-                f"{which} does not exist; the checkpoints of {run_dir} are: {names or 'none'}"
+                f"{which} does not exist; the checkpoints of {run_dir} are:"
+                f" {names_of(run_dir) or 'none'}"
             )
         return verify(found)
     found = find_newest(run_dir)
     if found is None:
-        choice = f" of a step: choose {names} with --checkpoint" if names else ""
-        raise UserError(f"{run_dir} has no checkpoint{choice}")
+        if names := names_of(run_dir):
+            raise UserError(f"{run_dir} has only averages: choose one of {names} with --checkpoint")
+        raise UserError(f"{run_dir} has no checkpoint")
     return found
 
 

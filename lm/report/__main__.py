@@ -10,7 +10,6 @@ Or report a search, or the files of lm.benchmark:
   python -m lm.report benchmarks/*.json --html benchmarks.html
 """
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -121,7 +120,7 @@ def _watch(paths, path):
 
     logger.info("writing %s until all runs have ended; Ctrl-C writes it a last time", path)
     reported = set()
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         while True:
             start = time.monotonic()
             runs, errors = _read_runs(paths)  # a run may start later
@@ -134,6 +133,9 @@ def _watch(paths, path):
             _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)
             # Leave the cores to the training.
             time.sleep(max(_RELOAD_SECONDS, 10 * (time.monotonic() - start)))
+    except KeyboardInterrupt as interrupt:
+        if interrupt.args:  # SIGTERM; Ctrl-C writes the page a last time
+            raise
 
 
 def _read_runs(paths):

@@ -117,8 +117,8 @@ class RunMetrics(NamedTuple):
 
     @property
     def checkpoint_steps(self) -> list[int]:
-        """The steps of the checkpoints in the run directory. The owner may hide them."""
-        with contextlib.suppress(PermissionError):
+        """The steps of the checkpoints in the run directory. They may be unreadable."""
+        with contextlib.suppress(OSError):
             return [int(path.rpartition("-")[2]) for path in list_checkpoints(self.directory)]
         return []
 
@@ -165,7 +165,8 @@ class RunMetrics(NamedTuple):
         steps = self.steps["step"][: len(speeds)]
         epochs = [(e["step"], e["tokens_per_second"]) for e in self.epochs]
         later = [epoch for epoch in epochs if epoch[0] > steps.max(initial=0)]
-        measured = np.append(np.stack([steps, speeds]), np.array(later).reshape(-1, 2).T, axis=1)
+        later = np.array(later, float).reshape(-1, 2).T
+        measured = np.append(np.stack([steps, speeds]), later, axis=1)
         steps, speeds = measured[:, np.argsort(measured[0], kind="stable")]
         steps, speeds = steps[speeds > 0], speeds[speeds > 0]
         with np.errstate(over="ignore"):  # a damaged file may contain any number

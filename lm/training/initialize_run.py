@@ -52,7 +52,8 @@ def values_of_run(
         if tokenizer.name == "words" != saved.name:  # probably the default of this run
             raise UserError(
                 f"--new_vocabulary builds a vocabulary of words, but {path} was trained with the"
-                f" tokenizer {saved.name}: choose it with --tokenizer, or remove --new_vocabulary"
+                f" tokenizer {saved.name}: remove --new_vocabulary, or choose a tokenizer of this"
+                " kind with --tokenizer (its name, or its file)"
             )
         tables = _tables(checkpoint, saved, tokenizer, shapes)
         of_words = set(filter(_OF_WORDS.fullmatch, shapes))

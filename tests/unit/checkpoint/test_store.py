@@ -205,10 +205,17 @@ def test_a_checkpoint_that_another_host_removes_is_skipped(tmp_path, monkeypatch
 
 def test_the_error_for_a_run_that_only_has_an_average_names_it(tmp_path):
     store.save(str(tmp_path), [whole(ARRAYS)], manifest(1), name="average-1-1")
-    with pytest.raises(UserError, match=r"of a step: choose average-1-1 with --checkpoint$"):
+    with pytest.raises(UserError, match=r"only averages: choose one of average-1-1 with --"):
         store.find(str(tmp_path))
     with pytest.raises(UserError, match=r"step-1 does not exist; .* are: average-1-1$"):
         store.find(str(tmp_path), "step-1")
+
+
+def test_a_checkpoint_outside_of_its_run_does_not_need_the_run(tmp_path):
+    path = save(tmp_path, 1).rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").symlink_to("checkpoints")  # a loop, which raises OSError
+    assert store.find(str(tmp_path), str(path)).path == str(path)
 
 
 def test_processes_without_a_lock_may_write_the_same_average(tmp_path):

@@ -157,6 +157,14 @@ def test_steps_are_timed_once_although_epoch_events_contain_their_mean_again(tmp
     assert [list(values) for values in run.clock()] == [[0, 4, 8, 12, 15], [0, 8, 10, 14, 17]]
 
 
+def test_a_damaged_run_does_not_end_the_report_of_others(tmp_path):
+    write_run(tmp_path / "a", test=None)
+    run = append(tmp_path / "a", {"event": "epoch", "step": 10**29, "tokens_per_second": 100.0})
+    assert run.seconds_to(80.5) == pytest.approx(10)
+    (tmp_path / "a/checkpoints").symlink_to("checkpoints")  # a loop, which raises OSError
+    assert run.checkpoint_steps == []
+
+
 def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
     assert [epochs_text(epochs) for epochs in (0, 1e-5, 0.29, 2194 / 2195, 1, 1.999, 13.0)] == [
         "0", "0.01", "0.29", "0.99", "1", "1.99", "13",

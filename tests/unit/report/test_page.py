@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+import signal
 import time
 
 import numpy as np
@@ -60,6 +61,17 @@ def test_a_page_that_is_slow_to_write_is_written_less_often(tmp_path, monkeypatc
     start = time.monotonic()
     command._watch([str(tmp_path / "run")], str(tmp_path / "out.html"))
     assert len(pauses) == 1 and pauses[0] > 5 * (time.monotonic() - start)
+
+
+def test_sigterm_ends_a_watch_without_the_last_page(tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+
+    def interrupt(_):
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        command._watch([str(tmp_path / "run")], str(tmp_path / "out.html"))
 
 
 def test_repeated_trials_do_not_replace_learning_curves(tmp_path):
