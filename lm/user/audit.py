@@ -104,7 +104,11 @@ class UserAudit(Audit):
         there, where = operations(), f"{self._path}: the update"
 
         def check(train_op: tf.Operation, num_ranks: int) -> None:
-            self._find_irreproducible(where, _made_since(there), [train_op], num_ranks)
+            made = _made_since(there)
+            # The gradients are summed over the ranks, but each rank computes the update itself.
+            if num_ranks > 1 and (reason := why_irreproducible(where, made, [train_op])):
+                raise UserError(f"{reason}; otherwise, the weights of the ranks would diverge")
+            self._find_irreproducible(where, made, [train_op])
 
         return UserUpdate(network, global_step, replaced, check)
 
@@ -115,19 +119,10 @@ class UserAudit(Audit):
             self._lost = {}
 
     def _find_irreproducible(
-        self,
-        where: str,
-        made: Nodes,
-        results: Sequence[tf.Tensor | tf.Operation],
-        num_ranks: int = 1,
+        self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]
     ) -> None:
-        """Store why results of the training can differ between runs, and warn.
-
-        Raise an error instead if several ranks compute the results, because they are an update.
-        """
+        """Store why results of the training can differ between runs, and warn."""
         reason = why_irreproducible(where, made, results)
-        if reason and num_ranks > 1:
-            raise UserError(f"{reason}; otherwise, the weights of the ranks would diverge")
         if reason and not self.why_irreproducible:  # several calls have the same reason
             self.why_irreproducible = reason
             logger.warning(reason)
@@ -281,7 +276,7 @@ def find_lost_assignments(
         is_assignment = op.name in new and _ASSIGNS.fullmatch(op.type)
         if is_assignment and (name := names.get(op.inputs[0].op)):
             fix = "initializer= or constraint= of tf.get_variable, or the collection UPDATE_OPS"
-            if op.inputs[1].dtype.is_integer:
+            if used[name].dtype.is_integer:
                 fix = "context.step, or in a TF 1.x program a variable with the name global_step"
             found[name] = (
                 f"{_with_line(where, op.name)} assigns to {name}, but nothing executes this"
