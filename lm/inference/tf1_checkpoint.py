@@ -11,6 +11,8 @@ from lm.inference.export_path import new_export
 from lm.inference.trained_run import Run
 from lm.record import InitRecord
 
+_AVERAGE = "/ExponentialMovingAverage"
+
 
 def export(run: Run, to: str) -> None:
     """Write the weights of a run to a new directory, atomically, with the program's names.
@@ -26,8 +28,8 @@ def export(run: Run, to: str) -> None:
     copies = []
     for weight, tensor in tensors.items():
         dtype = types[tensor]
-        average = f"{names[weight]}/ExponentialMovingAverage"  # the program may evaluate it
-        for name in [names[weight], *there.keys() & {average}]:
+        plain = names[weight].removesuffix(_AVERAGE)  # --init_rename may have selected the averages
+        for name in sorted({names[weight], plain} | (there.keys() & {plain + _AVERAGE})):
             copies.append(
                 tf1_format.Copy(run.checkpoint.path, tensor, name, dtype, there.get(name, dtype))
             )

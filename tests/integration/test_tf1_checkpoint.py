@@ -1,5 +1,6 @@
 """Training with the checkpoint of a TF 1.x program, and back into the program."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -98,6 +99,22 @@ def test_the_program_restores_an_export(place, tmp_path):
     for name in weights:
         average = exported[f"{name}/ExponentialMovingAverage"]
         np.testing.assert_array_equal(average, exported[name])
+
+
+def test_a_run_that_started_from_the_averages_exports_the_weights_too(place, tmp_path):
+    run = open_run(place / "run-1", functions=load_config_file(str(place / "mine.py")).functions)
+    manifest = run.checkpoint.manifest
+    init_from = dataclasses.replace(manifest.record.init_from, rename="$=/ExponentialMovingAverage")
+    record = dataclasses.replace(manifest.record, init_from=init_from)
+    manifest = dataclasses.replace(manifest, record=record)
+    checkpoint = run.checkpoint._replace(manifest=manifest)
+    tf1_checkpoint.export(run._replace(checkpoint=checkpoint), str(tmp_path / "export"))
+    names = ["model/out", "model/out/ExponentialMovingAverage"]
+    with tf.Graph().as_default():
+        tuned = load_arrays(str(checkpoint_of(place / "run-1")), ["net/out"])["net/out"]
+        exported = load_arrays(str(tmp_path / f"export/model.ckpt-{STEPS}"), names)
+    for name in names:
+        np.testing.assert_array_equal(exported[name], tuned)
 
 
 def test_an_export_does_not_depend_on_a_checkpoint_that_has_changed(place, tmp_path, caplog):
