@@ -9,7 +9,7 @@ from lm.config import Config
 from lm.data.embedded import write_corpus
 from lm.data.ptb import PTB_SHA256, download_ptb, is_for_ptb, ptb_in
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
-from lm.errors import ProgramExit, UserError, error_class, first_names
+from lm.errors import ProgramExit, RunError, UserError, error_class, first_names
 from lm.record import CorpusRecord, load_record
 from lm.tokens.text import sha256_of_text
 
@@ -64,9 +64,9 @@ def _locate(
     candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
     for directory in candidates:
         files = _recorded_files(directory, recorded.kind)
-        for path in files:
-            if not os.path.exists(path):
-                raise missing_error(f"{path} is a broken symlink; mount its target")
+        for path in files if missing_error is RunError else ():
+            if not os.path.exists(path):  # A job that restarts waits for the disk.
+                raise RunError(f"{path} is a broken symlink; mount its target")
         if files:
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is

@@ -36,8 +36,8 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
             )
         if config.tokenizer != "words" or config.min_count > 1:
             raise UserError(
-                "a corpus of token IDs has no text: remove --tokenizer and --min_count, or give its"
-                " --vocabulary"
+                "a corpus of token IDs has no text: remove --tokenizer and --min_count, or replace"
+                " --vocab_size and --min_count by its --vocabulary"
             )
         return Ids(config.vocab_size)
     if config.tokenizer in BUILT:

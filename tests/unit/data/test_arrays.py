@@ -99,7 +99,7 @@ def test_a_corpus_of_ids_needs_a_vocabulary(tmp_path):
     with pytest.raises(UserError, match="needs --vocab_size N, its --vocabulary or its --tokeniz"):
         load(tmp_path, "train.npy", npy(IDS), Config())
     for text in ({"tokenizer": "characters"}, {"min_count": 2}):
-        with pytest.raises(UserError, match="remove --tokenizer and --min_count, or give its --v"):
+        with pytest.raises(UserError, match="remove --tokenizer and --min_count, or replace --v"):
             load(tmp_path, "train.npy", npy(IDS), Config(vocab_size=10, **text))
 
 

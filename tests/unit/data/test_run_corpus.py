@@ -221,6 +221,16 @@ def test_a_resumed_run_waits_for_an_unmounted_target_of_a_link(tmp_path, kind):
         load_corpus_to_train(Config(), options)
 
 
+def test_an_evaluation_of_a_given_corpus_does_not_need_the_other_splits(tmp_path, own_text):
+    make_run(tmp_path / "run", own_text, corpus="files")
+    (own_text / "train.txt").unlink()
+    (own_text / "train.txt").symlink_to("/not/mounted/train.txt")
+    run = open_run(tmp_path / "run")
+    assert len(load_text(run, "test", str(own_text)).ids) == 5 * 300
+    with pytest.raises(UserError, match=r"/train\.txt"):  # the corpus of the run may have changed
+        load_text(run, "test")
+
+
 def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     make_run(tmp_path / "run", own_text, corpus="files")
     run = open_run(tmp_path / "run")
