@@ -66,8 +66,8 @@ def evaluate(
             run = run._replace(config=replaced(run.config, **given))
             texts = [load_text(run, split, data_path) for split in splits]
             if lines:
-                for source in (text.source for text in texts if text.source.reads_ids):
-                    raise UserError(f"--lines needs text, but {source.path} contains token IDs")
+                if ids := [text.source.path for text in texts if text.source.reads_ids]:
+                    raise UserError(f"--lines needs text, but {ids[0]} contains token IDs")
                 scorer = Scorer(run, run.config.eval_batch_size, device=device)
                 session: Any = contextlib.closing(scorer)
             else:

@@ -90,30 +90,25 @@ class Generator:
         its position and the index of the sample. If a prompt causes an error, the texts of the
         prompts before it are generated.
         """
-        if how.beam_size:
-            for position, prompt in enumerate(prompts, first):
-                yield from self._search(encode_prompt(prompt, self._tokenizer, position), how)
-            return
+        encoded, error = self._encode(prompts, first)
         started: collections.deque[_Draft] = collections.deque()
-        errors: list[UserError] = []
 
         def start() -> Iterator[_Draft]:
-            for position, prompt in enumerate(prompts, first):
-                try:
-                    prompt_ids = encode_prompt(prompt, self._tokenizer, position)
-                except UserError as error:
-                    errors.append(error)
-                    return
+            for position, prompt_ids in enumerate(encoded, first):
                 for sample in range(how.num_samples):
                     started.append(self._draft(prompt_ids, (how.seed, sample, position)))
                     yield started[-1]
 
-        for _ in self._sample(start(), how):
-            while started and started[0].is_done:
-                draft = started.popleft()
-                yield self._finished(draft.prompt, draft.tokens, draft.log_prob, how)
-        if errors:
-            raise errors[0]
+        if how.beam_size:
+            for prompt_ids in encoded:
+                yield from self._search(prompt_ids, how)
+        else:
+            for _ in self._sample(start(), how):
+                while started and started[0].is_done:
+                    draft = started.popleft()
+                    yield self._finished(draft.prompt, draft.tokens, draft.log_prob, how)
+        if error:
+            raise error
 
     def stream(self, prompt: str, how: Sampling) -> Iterator[str]:
         """Generate one text, and yield its pieces, which start with the prompt.
@@ -128,14 +123,14 @@ class Generator:
         self, prompts: Sequence[str], count: int, first: int = 0
     ) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
-        drafts = [
-            self._draft(encode_prompt(prompt, self._tokenizer, position))
-            for position, prompt in enumerate(prompts, first)
-        ]
+        encoded, error = self._encode(prompts, first)
+        drafts = [self._draft(prompt_ids) for prompt_ids in encoded]
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
             draft.likely = list(zip(map(self._name, best), np.exp(log_probs_V[best]).tolist()))
         yield from (draft.likely for draft in drafts)
+        if error:
+            raise error
 
     def predictions(self, ids: Iterable[int]) -> Iterator[Prediction]:
         """Yield a prediction of each token of a text, which starts with an empty state."""
@@ -156,6 +151,18 @@ class Generator:
         """
         text, name = self._tokenizer.decode([token]), self._tokenizer.tokens[token]
         return name if "\ufffd" in text or name.startswith("\u2581") else text
+
+    def _encode(
+        self, prompts: Iterable[str], first: int
+    ) -> tuple[list[list[int]], UserError | None]:
+        """Return the token IDs of the prompts before the first invalid prompt, and its error."""
+        found: list[list[int]] = []
+        for position, prompt in enumerate(prompts, first):
+            try:
+                found.append(encode_prompt(prompt, self._tokenizer, position))
+            except UserError as error:
+                return found, error
+        return found, None
 
     def _draft(self, prompt: Sequence[int], seed: Sequence[int] = (0,)) -> _Draft:
         unread = collections.deque([self._tokenizer.eos_id, *prompt])
@@ -188,7 +195,8 @@ class Generator:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-probabilities after a token in each row, [B, V], and the new state.
 
-        Unless `predicts`, there are no log-probabilities, which take most of the time.
+        If `predicts` is False, the log-probabilities are not computed, because the softmax takes
+        most of the time.
         """
         rows = len(words)
         unused = (self._words_ph.shape.as_list()[0] or rows) - rows

@@ -195,8 +195,10 @@ def test_texts_before_an_invalid_prompt_are_generated(tmp_path, beam_size):
     with pytest.raises(UserError, match=r"^prompt 14 \('zebra'\): 'zebra' is not in the vocab"):
         found.extend(generator.generate(prompts, how, first=10))
     assert found == list(generator.generate(prompts[:3], how, first=10)) and len(found) == 3
+    predicted = []
     with pytest.raises(UserError, match=r"^prompt 14 "):
-        next(generator.next_tokens(prompts, 2, first=10))
+        predicted.extend(generator.next_tokens(prompts, 2, first=10))
+    assert predicted == list(generator.next_tokens(prompts[:3], 2)) and len(predicted) == 3
 
 
 def test_only_the_last_token_of_a_prompt_needs_predictions(run, monkeypatch):
