@@ -139,6 +139,7 @@ def create_variable(
     name: str | None = None,
     variable_def: Any = None,
     dtype: Any = None,
+    constraint: Any = None,
     **options: Any,
 ) -> tf.Variable:
     """Create a `tf.Variable` with `tf.get_variable`, so that all calls of a network share it.
@@ -157,7 +158,7 @@ def create_variable(
             initializer=value,
             trainable=trainable and value.dtype.is_floating,  # TF 1.x trains no other types
             collections=collections,
-            constraint=options.get("constraint"),
+            constraint=constraint,
         )
 
 

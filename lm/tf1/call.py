@@ -63,6 +63,11 @@ def warn_once(message: str) -> None:
     logger.warning(message)
 
 
+@functools.cache
+def inform_once(message: str) -> None:
+    logger.info(message)
+
+
 def defining_classes(base: type, name: str) -> list[type]:
     """Return the classes that define an attribute: subclasses, and then their base classes."""
     found = [base]

@@ -1,18 +1,14 @@
 """Pass values from a config file to the placeholders and initial states of a TF 1.x program."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from lm import logger
 from lm.errors import UserError
-from lm.tf1.call import current_call, defining_classes, replaced, warn_once
+from lm.tf1.call import current_call, defining_classes, inform_once, replaced, warn_once
 from lm.user.code import NOT_FED, current_line
-
-_inform_once = functools.cache(logger.info)
 
 
 @contextlib.contextmanager
@@ -78,9 +74,9 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
         return _converted(call.placeholders.pop(0), dtype, shape, name or "")
     if call.words is not None and dtype.is_integer and (shape is None or len(shape) == 2):
         if call.context.training:
-            _inform_once(
-                f"{current_line()}: this placeholder receives the words; pass other values to"
-                " tf1.fed"
+            shown = f"the placeholder {name}" if name else "this placeholder"
+            inform_once(
+                f"{current_line()}: {shown} receives the words; pass other values to tf1.fed"
             )
         return _converted(call.words, dtype, shape, name or "")
     return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")

@@ -37,11 +37,11 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
         dtype: Any = tf.float32,
         initializer: Any = None,
         trainable: bool | None = True,
+        constraint: Any = None,
         **options: Any,
     ) -> tf.Variable:
         kind = initializer() if isinstance(initializer, type) else initializer
         initial_value = functools.partial(kind, shape, dtype=dtype)
-        constraint = options.get("constraint")
         return create_variable(
             initial_value, trainable, name=name, dtype=dtype, constraint=constraint
         )

@@ -9,7 +9,7 @@ from lm.config_file import load_config_file
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.variables import operations_behind
-from lm.tf1.call import warn_once
+from lm.tf1.call import inform_once, warn_once
 from tests.unit.model.networks import V
 
 needs_tf_slim = pytest.mark.skipif(
@@ -34,6 +34,7 @@ def build_outputs(inputs_TB, state, context):
 def load(tmp_path):
     """Return a function that loads a config, which loads the first of some modules."""
     warn_once.cache_clear()  # an earlier test may have caused the same warning
+    inform_once.cache_clear()
 
     def load(config=CONFIG, **modules):
         (tmp_path / "program").mkdir(exist_ok=True)

@@ -104,11 +104,14 @@ def test_only_placeholders_with_two_axes_receive_the_words(load, caplog):
     caplog.set_level(logging.INFO, "lm")
     scalar = "        number = tf.placeholder(tf.int32, [], 'number')\n        self.input"
     text, used = OBJECT.replace("        self.input", scalar, 1), "inputs[0] *= tf.to_float(number)"
+    targets = "self.targets = tf.placeholder(tf.int32, [rows, steps]"
+    text = text.replace(f"\n        {targets}", f"; {targets}, 'targets'")
     call = "Model(*words.shape, context.vocab_size), state='final_state'"
     assert train_and_evaluate(load_network(load, text, call))
     receive = [record.message for record in caplog.records if "receives" in record.message]
     assert len(receive) == 2
     assert "model.py, line 7: this placeholder receives the words; pass other" in receive[0]
+    assert "model.py, line 7: the placeholder targets receives the words" in receive[1]
     text = text.replace("        outputs, self", f"        {used}\n        outputs, self")
     with pytest.raises(UserError, match=r"line 6: .*the placeholder .*number_not_fed"):
         train_and_evaluate(load(CONFIG.replace("{call}", call), used=text))
