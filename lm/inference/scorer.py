@@ -38,8 +38,9 @@ class Scorer:
 
     With the compiled operations, a score of the built-in network does not depend on its row or on
     the other rows. Sentences of similar length are then scored together, and a batch has only as
-    many rows as sentences. Otherwise, rows change a score by rounding, and other sizes of the batch
-    would change more. All batches then have `batch_size` rows, and the last rows may be empty.
+    many rows as sentences. Otherwise, the other rows change a score by rounding, and a different
+    batch size would change it more. All batches then have `batch_size` rows, and the last rows may
+    be empty.
     """
 
     def __init__(

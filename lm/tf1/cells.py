@@ -46,7 +46,8 @@ class LayerNormBasicLSTMCell(_RNNCell):
         joined = tf.concat([inputs, h], 1)
         product = joined @ tf.get_variable("kernel", [joined.shape[-1], 4 * self._units])
         if not self._norms:
-            product += tf.get_variable("bias", [4 * self._units])  # not zeros, as in TF 1.x
+            # TF 1.x uses the default initializer here, not zeros.
+            product += tf.get_variable("bias", [4 * self._units])
         names = "input", "transform", "forget", "output"
         i, j, f, o = map(self._normalized, tf.split(product, 4, 1), names)
         candidate = tf.nn.dropout(self._activation(j), self._keep_prob)

@@ -112,7 +112,8 @@ def _graph() -> tf.Graph:
 def global_step(dtype: Any) -> tf.Tensor:
     """Return the global step as a tensor, because only the trainer may assign to it."""
     call = current_call()
-    value = call.context.step if call else tf.train.get_global_step()  # an update has no call
+    # An optimizer asks for the step after build_optimizer has returned.
+    value = call.context.step if call else tf.train.get_global_step()
     if value is None:
         step = tf.placeholder(dtype, [], "global_step_outside_of_training")
     else:
@@ -160,7 +161,8 @@ def _apply_nothing(
     **options: Any,
 ) -> tf.Operation:
     if current_call().context.training:
-        if hasattr(global_step, "assign_add"):  # the audit warns if results need a variable
+        # Nothing executes this. The audit warns if a result depends on the variable.
+        if hasattr(global_step, "assign_add"):
             global_step.assign_add(1)
         warn_once(
             f"the program's {type(optimizer).__name__} is not used: set --optimizer and"

@@ -18,6 +18,7 @@ import types
 import numpy as np
 import pytest
 
+from lm import kernels
 from lm.errors import UserError
 from lm.model.evaluator import Evaluator
 from tests.commands import ROOT, run_code
@@ -86,7 +87,8 @@ def test_batches_of_other_sizes_need_no_checkpoint(examples, tmp_path):
     shutil.rmtree(tmp_path / "run/checkpoints")
     assert len(run.generate("ba", num_words=3, beam_size=40, num_samples=2)) == 2
     assert run.generate("ba", num_words=3, seed=1, batch_size=7) == text
-    assert [str(each) for each in run.score(["ba", "ba"], batch_size=2)] == [str(score)] * 2
+    if kernels.available():  # Otherwise, each batch size has its own graph.
+        assert [str(each) for each in run.score(["ba", "ba"], batch_size=2)] == [str(score)] * 2
     for call in (run.generate, run.score):
         with pytest.raises(UserError, match="batch_size must be at least 1, not 0"):
             call("ba", batch_size=0)
