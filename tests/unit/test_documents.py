@@ -127,7 +127,7 @@ def test_tables_show_the_numbers_of_the_published_runs(document):
     for name, row in rows_of_published_runs(ROOT / document):
         run = published(name)
         measured = sum(epoch["epoch_seconds"] for epoch in run.epochs)
-        assert run.clock()[1][-1] == pytest.approx(measured, abs=3)
+        assert run.clock()[1][-1] == pytest.approx(measured, rel=0.002)
         for header, cell in row.items():
             expected = expected_cell(run, header)
             assert expected in (None, cell), f"{document}: {name}: {header}"
