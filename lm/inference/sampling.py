@@ -87,24 +87,28 @@ def next_word_distribution(scores: np.ndarray, sampling: Sampling) -> np.ndarray
     (Holtzman et al. 2020, "The curious case of neural text degeneration"). Among equally probable
     words, lower IDs are kept.
     """
-    scores = scores - scores.max()
-    if sampling.temperature > 0:
-        with np.errstate(over="ignore"):  # Minus infinity is the correct limit.
-            scores /= sampling.temperature
     if sampling.temperature == 0:
-        kept = np.array([scores.argmax()])
-    elif not sampling.top_k and sampling.top_p == 1:
-        kept = np.arange(len(scores))  # Sorting would take most of the time.
+        return np.eye(1, len(scores), scores.argmax())[0]
+    scores = scores - scores.max()
+    with np.errstate(over="ignore"):  # Minus infinity is the correct limit.
+        scores /= sampling.temperature
+    if not sampling.top_k and sampling.top_p == 1:  # Sorting would take most of the time.
+        probabilities = np.exp(scores)
+        return probabilities / probabilities.sum()
+    if sampling.top_k:
+        kept = largest(scores, sampling.top_k)
+        probabilities = np.exp(scores[kept])
     else:
-        kept = largest(scores, sampling.top_k or len(scores))
-    probabilities = np.exp(scores[kept])
+        probabilities = np.exp(-np.sort(-scores))  # Sorting all indices would take longer.
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:
         total_before = np.cumsum(probabilities) - probabilities
         probabilities = np.where(total_before < sampling.top_p, probabilities, 0.0)
         probabilities /= probabilities.sum()
+    if not sampling.top_k:
+        kept = largest(scores, np.flatnonzero(probabilities)[-1] + 1)
     distribution = np.zeros(len(scores))
-    distribution[kept] = probabilities
+    distribution[kept] = probabilities[: len(kept)]
     return distribution
 
 

@@ -67,6 +67,18 @@ def test_any_limits_give_a_distribution_without_banned_words(
     assert found[draw(found, random)] > 0
 
 
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 1 - 1e-12, 1.0])
+def test_a_distribution_has_the_bits_of_sorting_all_words(top_p):
+    random = np.random.default_rng(0)
+    for scores in (np.round(random.normal(0, 3, 999)), random.normal(0, 300, 999), np.zeros(999)):
+        scores[random.integers(0, 999, 9)] = -np.inf
+        found = next_word_distribution(scores, Sampling(top_p=top_p))
+        all_words = next_word_distribution(scores, Sampling(top_p=top_p, top_k=999))
+        np.testing.assert_allclose(found, all_words, rtol=1e-12)  # sums in different orders
+        if top_p < 1:
+            np.testing.assert_array_equal(found, all_words)
+
+
 @pytest.mark.parametrize("log_probs", [[-1.0, np.nan, -1.0], [0.0, -np.inf, -np.inf]])
 def test_a_network_without_probabilities_is_an_error(log_probs):
     with pytest.raises(UserError, match=r"no word can be drawn, .* is (nan|-inf): use a diff"):
