@@ -143,15 +143,14 @@ def _encode(run: Run, name: str, source: Source) -> Text:
 def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) -> NllSum:
     """Score blocks of lines, which the ranks take in turn."""
     units, tokens, place = 0, 0, f"{text.source.path}, line"
-    lines = read_source(text.source)
+    lines, size, scorer.poll = read_source(text.source), scorer.num_sorted, waiting.poll
     for block in itertools.count():
-        if not (of_block := list(itertools.islice(lines, scorer.rows))):
+        if not (of_block := list(itertools.islice(lines, size))):
             break
         if block % comm.size == comm.rank:
-            for score in scorer.score(of_block, place, block * scorer.rows + 1):
+            for score in scorer.score(of_block, place, block * size + 1):
                 units += units_of(-score.log_probs)
                 tokens += len(score.ids)
-            waiting.poll()
     return sum_of_units(*map(sum, zip(*waiting.gather((units, tokens)))))
 
 

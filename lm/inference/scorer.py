@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,8 @@ class Scorer:
         self._tokenizer, self._functions = run.tokenizer, run.functions
         self.rows, self._continuous = 1 if continuous else batch_size, continuous
         self.any_rows = run.functions.is_built_in and kernels.available()
+        self.num_sorted = self.rows * (_NUM_SORTED if self.any_rows and not continuous else 1)
+        self.poll: Callable[[], None] = lambda: None  # called after each batch
         self._session, self._results = open_session(run, self._build, device)
         self._state, self._last_id = None, run.tokenizer.eos_id
 
@@ -80,14 +82,13 @@ class Scorer:
         the place and the number of the sentence, which are counted from `first`.
         """
         texts: list[tuple[str, list[int]]] = []
-        count = self.rows * (_NUM_SORTED if self.any_rows and not self._continuous else 1)
         try:
             for number, sentence in enumerate(sentences, first):
                 try:
                     texts.append((sentence, self._tokenizer.encode(sentence + "\n")))
                 except UserError as error:
                     raise UserError(f"{place} {number}: {error}") from error
-                if len(texts) == count:
+                if len(texts) == self.num_sorted:
                     full, texts = texts, []
                     yield from self._score_texts(full)
         except UserError:
@@ -106,6 +107,7 @@ class Scorer:
         for start in range(0, len(order), self.rows):
             batch = order[start : start + self.rows]
             found.update(zip(batch, self._score_batch([texts[index][1] for index in batch])))
+            self.poll()
         for index, (sentence, ids) in enumerate(texts):
             unknown = len(self._tokenizer.unknown(sentence))
             score = Score(sentence, np.array(ids, np.int32), found[index], unknown)

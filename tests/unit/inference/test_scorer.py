@@ -13,6 +13,7 @@ from lm import kernels
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
+from lm.distributed.supervisor import Waiting
 from lm.errors import EveryRankError, UserError
 from lm.inference.evaluation import evaluate
 from lm.inference.lines import read_lines
@@ -64,6 +65,26 @@ def test_sentences_of_similar_length_are_scored_together_in_rows_that_are_needed
     texts = ["w1 w2 w3 w4", "w1", "", "w5 w6 w7", "w2"]
     assert [score.text for score in scorer.score(texts)] == texts
     assert shapes == [(2, 2), (4, 2), (5, 1)]
+
+
+def test_an_evaluation_of_lines_sorts_them_and_reports_progress_after_each_batch(
+    run, sentences, tmp_path, monkeypatch
+):
+    if not kernels.available():
+        pytest.skip("plain TensorFlow rounds differently in other rows")
+    lengths, polls = [], []
+    compute, poll = Scorer._log_probs, Waiting.poll
+    monkeypatch.setattr(
+        Scorer, "_log_probs", lambda *args: [lengths.append(len(args[1])), compute(*args)][1]
+    )
+    monkeypatch.setattr(Waiting, "poll", lambda *args: [polls.append(args), poll(*args)])
+    (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    path = str(tmp_path / "text.txt")
+    (several,) = evaluate(run, [path], eval_batch_size=3, lines=True)
+    assert lengths == [*sorted(lengths[:16]), *sorted(lengths[16:])] and len(lengths) == 17
+    assert len(polls) == 17
+    (each,) = evaluate(run, [path], eval_batch_size=1, lines=True)
+    assert (several["nll"], several["tokens"]) == (each["nll"], each["tokens"])
 
 
 def test_unknown_words_are_scored_as_unk_and_counted(run):
