@@ -82,7 +82,7 @@ def evaluate(
         with supervisor.waiting(f"the evaluation of {text.name}", stoppable=False) as waiting:
             if lines:
                 return _sum_of_lines(scorer, comm, text, waiting)
-            return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
+            return evaluator.run(session.run, text.name, text.ids, waiting.gather, waiting.poll)
 
     with contextlib.ExitStack() as stack, session, run.functions.one_line_errors(running=True):
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))

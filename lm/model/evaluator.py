@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 from tqdm import tqdm
 
 from lm import logger
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
 from lm.model.network import Network
-from lm.model.windows import WindowRunner, build_window_graph
+from lm.model.windows import Run, WindowRunner, build_window_graph
 from lm.perplexity import NllSum
 
 _UNITS_PER_NAT = 2.0**40
@@ -44,7 +43,7 @@ class Evaluator:
 
     def run(
         self,
-        session: tf.Session,
+        run: Run,
         name: str,
         ids: np.ndarray,
         gather: Callable[[Any], list],
@@ -53,7 +52,8 @@ class Evaluator:
         """Evaluate int32 token IDs, and return the sum over all ranks.
 
         Ranks without rows wait in `gather`, which returns the values of all ranks. `poll` is called
-        after each window. `name` is the name of the text in the log.
+        after each window. `name` is the name of the text in the log. `run` is `session.run`, or a
+        replacement.
         """
         logger.info("evaluating %s: %s tokens", name, f"{len(ids):,}")
         own, config = (0, 0), self._config
@@ -61,7 +61,7 @@ class Evaluator:
             sizes = config.eval_batch_size, config.num_steps
             batches = EvalBatches(ids, *sizes, self._eos_id, self._rows)
             runner = WindowRunner(self._graph, self._rows, self._num_threads)
-            own = run_evaluation(session, runner, batches, poll)
+            own = run_evaluation(run, runner, batches, poll)
         units, tokens = map(sum, zip(*gather(own)))
         return sum_of_units(units, tokens)
 
@@ -82,14 +82,14 @@ def sum_of_units(units: int, tokens: int) -> NllSum:
 
 
 def run_evaluation(
-    session: tf.Session, runner: WindowRunner, batches: EvalBatches, poll: Callable[[], None]
+    run: Run, runner: WindowRunner, batches: EvalBatches, poll: Callable[[], None]
 ) -> tuple[int, int]:
     """Run an evaluation over windows, and return the sum (see `units_of`) and the tokens."""
     units = tokens = 0
     begun = logged_at = time.monotonic()
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
-        parts = runner.run(session.run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
+        parts = runner.run(run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
         counted = np.concatenate(parts, axis=1)[mask].astype(np.float64)
         units += units_of(counted)
         tokens += len(counted)

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.tensors import average_name
 from lm.model.ops import implementation
+from lm.model.windows import Run
 
 
 class Average:
@@ -38,10 +39,10 @@ class Average:
                 *[average.assign(value) for average, (value, _) in zip(averages, values)],
             )
 
-    def add(self, session: tf.Session, count: int) -> None:
+    def add(self, run: Run, count: int) -> None:
         """Add the weights as the last of `count` weights. The first weights are copied bitwise."""
         factor = max(1 / count, self._smallest_factor)
-        session.run(self._add_op, {self._factor_ph: factor})
+        run(self._add_op, {self._factor_ph: factor})
 
     @contextlib.contextmanager
     def in_place(self, session: tf.Session) -> Iterator[None]:

@@ -126,7 +126,7 @@ class Loop:
                 before, now = now, time.perf_counter()
                 at.add(result.nll, now - before, result.exchange_seconds)
                 if at.num_averaged:
-                    self.graphs.average.add(self.session, at.num_averaged)
+                    self.graphs.average.add(self._run_session, at.num_averaged)
                 if at.step % self.job.options.log_every_steps == 0:
                     self._report_step(epoch, learning_rate, result.grad_norm)
                 quality = self._quality(at.epoch_nll)
@@ -276,7 +276,7 @@ class Loop:
         averaged = self._average_in_place() if use_average else contextlib.nullcontext()
         with averaged, self.supervisor.waiting(name) as waiting:
             nll = self.graphs.evaluator.run(
-                self.session, split, getattr(corpus, split), waiting.gather, waiting.poll
+                self._run_session, split, getattr(corpus, split), waiting.gather, waiting.poll
             )
         if not math.isfinite(nll.perplexity):
             raise Diverged(

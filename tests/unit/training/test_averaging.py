@@ -26,7 +26,7 @@ def test_the_average_is_the_mean_and_swaps_exactly_with_the_weights():
         session.run(tf.global_variables_initializer())
         for count, value in enumerate(every, start=1):
             table.load(value, session)
-            average.add(session, count)
+            average.add(session.run, count)
             if count == 1:
                 np.testing.assert_array_equal(session.run(stored["table/average"]), value)
         mean = session.run(stored["table/average"])
@@ -48,7 +48,7 @@ def test_the_exponential_moving_average_follows_its_formula():
         expected = np.zeros(5)
         for count, value in enumerate(every, start=1):
             weight.load(value, session)
-            average.add(session, count)
+            average.add(session.run, count)
             decay = min(0.9, (count - 1) / count)  # the mean of the first 10 weights
             expected = decay * expected + (1 - decay) * value
         (stored,) = [v for v in tf.global_variables() if v.op.name == "weight/average"]
