@@ -48,6 +48,14 @@ def _open_if_regular(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a file, unless it is a link, which another user may have created.
+
+    This function is an opener for `open`.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def short_name(text: str) -> str:
     """Return a file name that identifies a string, such as a path."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -126,7 +134,7 @@ def locked(path: str, activity: str | None = None) -> Iterator[None]:
 
 
 def _open_lock(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    return no_link(path, flags | os.O_NONBLOCK)
 
 
 def _private_directory() -> str:

@@ -4,6 +4,7 @@ import errno
 import os
 
 from lm import logger
+from lm.files import no_link
 
 # The disk is full, or nobody reads a pipe. Opening the pipe again would wait for a reader.
 _MAY_WORK_AGAIN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE}
@@ -19,7 +20,7 @@ class RetryingAppend:
 
     def __init__(self, path: str):
         self._path = path
-        self._file = open(path, "ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=no_link)
         self._waiting, self._logged, self._is_stale = b"", set(), False
         self.failure: str | None = None  # why content is waiting
         self.loss: str | None = None  # why written content may be lost
@@ -65,4 +66,4 @@ class RetryingAppend:
 
 
 def _open_existing(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_CREAT)  # Do not create a file in an empty mount point.
+    return no_link(path, flags & ~os.O_CREAT)  # Do not create a file in an empty mount point.

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lm import logger
-from lm.files import open_regular, write_atomically
+from lm.errors import UserError
+from lm.files import no_link, open_regular, write_atomically
 from lm.json_files import parse_object
 from lm.record import METRICS_FILE
 
@@ -66,13 +67,15 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
     Damaged lines are moved to another file.
     """
     path, aside = (os.path.join(run_dir, name) for name in (METRICS_FILE, _DAMAGED_FILE))
+    if os.path.islink(path):  # Damaged lines of a private file would be copied into the run.
+        raise UserError(f"{path} is a link; replace it by its target")
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         lines = file.readlines()
         damaged: dict[int, str] = {}
         last = {"step": step, "epoch": epochs_done, "validation": last_validation}
         kept = [line for line, event in _parse(lines, damaged) if _is_before(event, last)]
         if damaged:
-            with open(aside, "ab") as file_aside:
+            with open(aside, "ab", opener=no_link) as file_aside:
                 file_aside.writelines(lines[number - 1] for number in damaged)
             logger.warning("%s; moved them to %s", describe_damage(run_dir, damaged), aside)
         if len(kept) < len(lines):

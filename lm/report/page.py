@@ -62,7 +62,7 @@ def write_file(path: str, content: bytes) -> None:
     """Write a file of a report, and create its directory if it is missing."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        write_atomically(os.path.realpath(path), content)  # follow a link
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); choose a different path with --html"

@@ -14,7 +14,7 @@ from lm.config import Config, RunOptions
 from lm.distributed.mpirun import mpirun_command, mpirun_environment, ranks_on
 from lm.errors import ERROR, UserError, without_secrets
 from lm.events.read import Event, iterate_events
-from lm.files import locked
+from lm.files import locked, no_link
 from lm.record import LOCK_FILE
 from lm.search.settings import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
@@ -86,7 +86,7 @@ class TrialJob:
     def _start(self) -> None:
         self._num_earlier_events = len(self._events())
         command, env = self._command()
-        with open(self._console, "ab") as console:
+        with open(self._console, "ab", opener=no_link) as console:
             # A user can continue the run with this command.
             text = without_secrets(shlex.join(["python", *self._program[1:]]))
             console.write(f"{text}\n".encode("utf-8", "surrogateescape"))

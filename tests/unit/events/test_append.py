@@ -52,6 +52,13 @@ def test_content_waits_until_the_disk_is_available_again(tmp_path, caplog, is_un
     assert file.failure is file.loss is None and path.read_bytes() == b"1\n2\n3\n4\n"
 
 
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "link").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        RetryingAppend(str(tmp_path / "link"))
+    assert not (tmp_path / "victim").exists()
+
+
 def test_a_full_disk_that_fails_only_when_flushed_is_reported(tmp_path, monkeypatch, caplog):
     def full(descriptor):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # simulate NFS

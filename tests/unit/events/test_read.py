@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from lm.errors import ProgramExit
+from lm.errors import ProgramExit, UserError
 from lm.events.read import drop_events_after, iterate_events, read_events
 from lm.events.reporter import Reporter
 from lm.report.comparison import group_by_corpus
@@ -95,6 +95,19 @@ def test_a_damaged_line_is_reported_and_kept_aside(tmp_path, caplog, line, reaso
     assert path.read_text() == lines_of(START, STEP) and aside.read_text() == line + "\n"
     assert caplog.text.count("\n") == 1 and f"moved them to {aside}" in caplog.text
     assert read_events(str(tmp_path))[1] is None
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.damaged.jsonl"])
+def test_damaged_lines_are_not_moved_through_a_link(tmp_path, name):
+    """Otherwise, a run of another user could copy a private file, or append to a program."""
+    (tmp_path / "metrics.jsonl").write_text("echo theirs\n")
+    (tmp_path / "victim").write_text("mine\n")
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("victim")
+    with pytest.raises((UserError, OSError), match=f"{name} is a link; replace|symbolic links"):
+        drop_events_after(str(tmp_path), 5, 0, 0)
+    assert (tmp_path / "victim").read_text() == "mine\n"
+    assert {path.name for path in tmp_path.iterdir()} <= {"victim", "metrics.jsonl", name}
 
 
 def test_a_file_that_would_block_is_a_one_line_error(tmp_path):

@@ -17,6 +17,7 @@ from lm.events.logs import LogFiles
 from lm.events.observer import Observer
 from lm.events.reporter import Heartbeat, Progress, Reporter
 from tests.commands import ROOT
+from tests.limits import file_size_limit
 
 
 def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
@@ -30,14 +31,14 @@ def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
 
 @pytest.mark.parametrize("end", [None, Stopped("stopped", 15)])
 def test_a_full_disk_is_one_error_line_that_names_the_file(tmp_path, caplog, end):
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl: No space left on device"):
+    message = r"cannot write .*metrics.jsonl: File too large"
+    with file_size_limit(0), pytest.raises(RunError, match=message):
         with Reporter(str(tmp_path)) as reporter:
             for step in (1, 2):  # the first failure does not stop the run
                 reporter.event("step", step=step)
             if end:
                 raise end
-    assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
+    assert len(caplog.records) == 1 and "metrics.jsonl: File too large" in caplog.text
 
 
 @pytest.mark.parametrize("command", ["cat", "cat >&2"])
@@ -46,6 +47,12 @@ def test_an_observer_receives_all_events(tmp_path, command):
         reporter.event("step", step=1, loss=math.inf)
     received = (tmp_path / "observer.txt").read_bytes()
     assert received == (tmp_path / "metrics.jsonl").read_bytes() and b'"end"' in received
+
+
+def test_the_output_of_an_observer_does_not_follow_a_link(tmp_path):
+    (tmp_path / "output").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        Observer("echo theirs", str(tmp_path / "output"))
 
 
 def test_an_observer_does_not_belong_to_the_job(tmp_path, monkeypatch):

@@ -155,10 +155,12 @@ def test_the_sample_of_a_run_shows_the_tested_weights(tmp_path, corpora):
     assert sample.code.startswith(expected.text)
 
 
-def test_a_page_follows_a_link(tmp_path):
-    (tmp_path / "link").symlink_to("file")
+def test_a_page_replaces_a_link(tmp_path):
+    """Another user may have created the link, such as in /tmp."""
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "link").symlink_to("victim")
     write_file(str(tmp_path / "link"), b"page")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "page"
+    assert (tmp_path / "link").read_text() == "page" and (tmp_path / "victim").read_text() == "mine"
 
 
 def test_names_are_drawn_as_plain_text(tmp_path):

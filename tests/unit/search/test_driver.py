@@ -244,6 +244,15 @@ def test_a_search_on_hosts_is_resumed_on_the_hosts_of_the_next_job(search):
         search("--hosts=node1:1", on_tick=lambda: os.kill(os.getpid(), signal.SIGINT))
 
 
+def test_the_console_of_a_trial_does_not_follow_a_link(search):
+    console = search.directory / "trials/0000/console.txt"
+    console.parent.mkdir(parents=True)
+    console.symlink_to("victim")
+    with pytest.raises(RunError, match=r"console.txt: .*symbolic links"):
+        search(space("1"))
+    assert not (console.parent / "victim").exists()
+
+
 def test_a_trial_waits_for_its_previous_job(search, caplog):
     lock = search.directory / "trials/0000/.lock"
     lock.parent.mkdir(parents=True)
