@@ -45,6 +45,7 @@ def find(run_dir: str, which: str = "last") -> Checkpoint:
     if which == "best":
         return _find_best(run_dir)
     if which != "last":
+        which = os.fspath(which)
         own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
         # The working directory may contain a checkpoint of a different run with the same name.
         is_name = os.path.basename(os.path.abspath(which)) == which.rstrip("/")
