@@ -216,15 +216,13 @@ def _placeholders(num_steps: int | None, rows: int) -> list[tf.Tensor]:
 
 def _replace_zeros(session: tf.Session, scale: float) -> None:
     """Replace initial weights of zero, which would hide the values that they are multiplied by."""
-    random, variables = np.random.default_rng(0), tf.trainable_variables()
-    initializers, feed = [], {}
-    for variable, value in zip(variables, session.run(variables)):
-        if not value.all():
-            # Use positive values: the network may compute a square root of the weight.
-            positive = random.uniform(0, scale, value.shape)
-            feed[variable.initializer.inputs[1]] = np.where(value == 0, positive, value)
-            initializers.append(variable.initializer)
-    session.run(initializers, feed)
+    assign_ops = []
+    for i, variable in enumerate(tf.trainable_variables()):
+        # Use positive values: the network may compute a square root of the weight.
+        values = tf.random.uniform(variable.shape, 0, scale, variable.dtype.base_dtype, seed=i)
+        replaced = tf.where(tf.equal(variable, 0), values, variable)
+        assign_ops.append(variable.assign(replaced, read_value=False))
+    session.run(assign_ops)
 
 
 def _check_finite(where: str, *found: np.ndarray) -> None:
