@@ -20,7 +20,7 @@ from lm.events.logs import keep_early_lines, start_console
 from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
-from lm.record import recorded_config
+from lm.record import recorded_config, recorded_fields
 from lm.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
         before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
     kept = file.config if before is None else Config(**before)
     changed = replaced(kept, **fields)
-    changed.check_used(fields)
+    changed.check_used(fields, from_rank_0(comm, lambda: recorded_fields(how)))
     try:
         results = run_training(changed, how, comm, file.functions)
     except Stopped as error:
@@ -185,6 +185,9 @@ class TrainedRun:
         if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
             rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
         with self._open(Generator, rows) as generator:
+            _, error = generator.encode(prompts)
+            if error:  # before the texts of the other prompts are generated
+                raise error
             return list(generator.generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":

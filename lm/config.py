@@ -6,7 +6,8 @@ The command-line flags are generated from these fields.
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from lm.errors import UserError
 from lm.options import MAX_SEED, Checked, option
@@ -266,10 +267,13 @@ class Config(Checked):
                 found[field.name] = f"{kind} {chosen}: remove it, or choose {kind} {users}"
         return found
 
-    def check_used(self, given: Collection[str]) -> None:
-        """Raise UserError if a setting that the user gave has no effect."""
+    def check_used(self, given: Collection[str], recorded: Mapping[str, Any]) -> None:
+        """Raise UserError if a setting that the user gave has no effect.
+
+        The recorded values of a run to resume are accepted, because older versions accepted them.
+        """
         for name, reason in self.unused.items():
-            if name in given:
+            if name in given and recorded.get(name) != getattr(self, name):
                 raise UserError(f"{name} has no effect with {reason}")
 
 

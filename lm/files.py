@@ -49,11 +49,16 @@ def _open_if_regular(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, unless it is a link, which another user may have created.
+    """Open a file; raise OSError if it is a link, which another user may have created.
 
     This function is an opener for `open`.
     """
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link; replace it by its target", path) from error
+        raise
 
 
 def short_name(text: str) -> str:

@@ -34,7 +34,7 @@ class Audit:
         return build()[0]
 
     def start_update(self, global_step: Any, replaced: Mapping[str, Sequence[str]]) -> Any:
-        """Return a `UserUpdate` if the config file takes part in the update, which is built next.
+        """Return a `UserUpdate` if the update, which is built next, calls the config file.
 
         `replaced` contains the settings that each function replaces.
         """

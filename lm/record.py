@@ -223,6 +223,12 @@ def recorded_config(run_dir: str) -> dict[str, Any] | None:
     return record and dataclasses.asdict(from_json(Config, record.config, path))
 
 
+def recorded_fields(options: RunOptions) -> dict[str, Any]:
+    """Return the fields of the config of the run that `options` resume; {} for a new run."""
+    record = load_record(options.output_dir) if options.resume and options.output_dir else None
+    return record.config if record else {}
+
+
 def enclosing_run(path: str) -> str | None:
     """Return the run whose checkpoints a path belongs to, also through a link, or None."""
     for place in map(pathlib.Path, (os.path.abspath(path), os.path.realpath(path))):

@@ -8,6 +8,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 source "$root/run_scripts/mpirun_job.sh"
 # The path is the same on all hosts. The first python in PATH may be a different one there.
 python=$venv/bin/python
+# The shell does not expand a quoted ~, but lm.train and lm.search do.
+[[ -z ${OUTPUT_DIR:-} ]] || OUTPUT_DIR=${OUTPUT_DIR/#\~\//${HOME:-}/}
 
 # Loads the settings of mpirun and of the scheduler's allocation, which lm/distributed/__main__.py lists.
 load_settings() {

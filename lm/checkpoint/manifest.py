@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lm.checkpoint.progress import TrainProgress
-from lm.errors import RunError, UserError
+from lm.errors import UserError, error_class
 from lm.files import sha256_of
 from lm.json_files import CorruptFile, different_version, from_json, read_object, write_json
 from lm.record import CHECKPOINTS_DIR, RunRecord
@@ -88,7 +88,7 @@ def verify(path: str) -> Checkpoint:
 
     Raises:
       CorruptFile: If a file is missing or corrupt.
-      RunError: If a file cannot be read, perhaps only for a moment.
+      RunError or UserError: If a file cannot be read, perhaps only for a moment.
       UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(path)
@@ -102,7 +102,7 @@ def verify(path: str) -> Checkpoint:
         except FileNotFoundError as error:
             raise CorruptFile(f"{file} is missing") from error
         except OSError as error:
-            raise RunError(f"cannot read {file}: {error.strerror}") from error
+            raise error_class(error)(f"cannot read {file}: {error.strerror}") from error
         if facts != expected:
             raise CorruptFile(f"{file} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
     return Checkpoint(path, manifest)

@@ -6,6 +6,7 @@ import subprocess
 import threading
 
 from lm import logger
+from lm.errors import error_class
 from lm.files import no_link
 from lm.system import environment_without_launcher
 
@@ -26,7 +27,11 @@ class Observer:
         self._lines: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
         # If the command inherited this rank's output, mpirun would wait for the command to end.
         # The command has its own session, so that Ctrl-C does not end it before the last event.
-        with open(output_path, "ab", opener=no_link) as output:
+        try:
+            output = open(output_path, "ab", opener=no_link)
+        except OSError as error:
+            raise error_class(error)(f"cannot write {output_path}: {error.strerror}") from error
+        with output:
             self._process = subprocess.Popen(
                 command, shell=True, stdin=subprocess.PIPE, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,

@@ -1,6 +1,5 @@
 """Read metrics.jsonl, which has an event per line. Damaged lines never stop a run or a report."""
 
-import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,17 +68,20 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
     path, aside = (os.path.join(run_dir, name) for name in (METRICS_FILE, _DAMAGED_FILE))
     if os.path.islink(path):  # Damaged lines of a private file would be copied into the run.
         raise UserError(f"{path} is a link; replace it by its target")
-    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
-        lines = file.readlines()
-        damaged: dict[int, str] = {}
-        last = {"step": step, "epoch": epochs_done, "validation": last_validation}
-        kept = [line for line, event in _parse(lines, damaged) if _is_before(event, last)]
-        if damaged:
-            with open(aside, "ab", opener=no_link) as file_aside:
-                file_aside.writelines(lines[number - 1] for number in damaged)
-            logger.warning("%s; moved them to %s", describe_damage(run_dir, damaged), aside)
-        if len(kept) < len(lines):
-            write_atomically(path, b"".join(kept))
+    try:
+        with open_regular(path) as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return
+    damaged: dict[int, str] = {}
+    last = {"step": step, "epoch": epochs_done, "validation": last_validation}
+    kept = [line for line, event in _parse(lines, damaged) if _is_before(event, last)]
+    if damaged:
+        with open(aside, "ab", opener=no_link) as file_aside:
+            file_aside.writelines(lines[number - 1] for number in damaged)
+        logger.warning("%s; moved them to %s", describe_damage(run_dir, damaged), aside)
+    if len(kept) < len(lines):
+        write_atomically(path, b"".join(kept))
 
 
 def _parse(

@@ -143,7 +143,8 @@ def _encode(run: Run, name: str, source: Source) -> Text:
 def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) -> NllSum:
     """Score blocks of lines, which the ranks take in turn."""
     units, tokens, place = 0, 0, f"{text.source.path}, line"
-    lines, size, scorer.poll = read_source(text.source), scorer.num_sorted, waiting.poll
+    lines, scorer.poll = read_source(text.source), waiting.poll
+    size = max(scorer.rows, scorer.num_sorted // comm.size)  # Large blocks would leave ranks idle.
     for block in itertools.count():
         if not (of_block := list(itertools.islice(lines, size))):
             break

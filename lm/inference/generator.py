@@ -90,7 +90,7 @@ class Generator:
         its position and the index of the sample. If a prompt causes an error, the texts of the
         prompts before it are generated.
         """
-        encoded, error = self._encode(prompts, first)
+        encoded, error = self.encode(prompts, first)
         started: collections.deque[_Draft] = collections.deque()
 
         def start() -> Iterator[_Draft]:
@@ -123,7 +123,7 @@ class Generator:
         self, prompts: Sequence[str], count: int, first: int = 0
     ) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
-        encoded, error = self._encode(prompts, first)
+        encoded, error = self.encode(prompts, first)
         drafts = [self._draft(prompt_ids) for prompt_ids in encoded]
         for draft, log_probs_V in self._read(drafts):
             best = largest(scores_of_tokens(log_probs_V), count)
@@ -152,8 +152,8 @@ class Generator:
         text, name = self._tokenizer.decode([token]), self._tokenizer.tokens[token]
         return name if "\ufffd" in text or name.startswith("\u2581") else text
 
-    def _encode(
-        self, prompts: Iterable[str], first: int
+    def encode(
+        self, prompts: Iterable[str], first: int = 0
     ) -> tuple[list[list[int]], UserError | None]:
         """Return the token IDs of the prompts before the first invalid prompt, and its error."""
         found: list[list[int]] = []

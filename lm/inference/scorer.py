@@ -55,10 +55,14 @@ class Scorer:
         self._tokenizer, self._functions = run.tokenizer, run.functions
         self.rows, self._continuous = 1 if continuous else batch_size, continuous
         self.any_rows = run.functions.is_built_in and kernels.available()
-        self.num_sorted = self.rows * (_NUM_SORTED if self.any_rows and not continuous else 1)
         self.poll: Callable[[], None] = lambda: None  # called after each batch
         self._session, self._results = open_session(run, self._build, device)
         self._state, self._last_id = None, run.tokenizer.eos_id
+
+    @property
+    def num_sorted(self) -> int:
+        """The number of sentences that are sorted and scored together."""
+        return self.rows * (_NUM_SORTED if self.any_rows and not self._continuous else 1)
 
     def _build(self, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
         rows = None if self.any_rows else self.rows

@@ -48,20 +48,20 @@ struct Forward {
   }
 
   // A single time step reads each weight once. Packing the weights would take longer.
-  static bool ReadsWeights(const Lstm& s, int64_t block) {
-    return !Format::kConverts && s.T == 1 && (block + 1) * kLanes <= s.H;
+  static int64_t FirstPackedBlock(const Lstm& s) {
+    return !Format::kConverts && s.T == 1 ? s.H / kLanes : 0;
   }
 
   // Pack a part of the units of all panels, because the rows of the weights are in order in memory.
   static void Pack(const Lstm& s, int64_t part) {
     constexpr int V = Products::kPanelVectors, D = Format::kDepth;
-    const int64_t blocks = Blocks(s.H), length = PanelUnits(s.H);
+    const int64_t blocks = Blocks(s.H), length = PanelUnits(s.H), packed = FirstPackedBlock(s);
+    if (packed == blocks) return;
     for (int64_t u = length * part / blocks; u < length * (part + 1) / blocks; ++u) {
       const float* first = u * D < s.H ? s.weights + u * D * 4 * s.H : nullptr;
       const float* second = u * D + 1 < s.H ? first + 4 * s.H : nullptr;
       for (int g = 0; g < 4; ++g)
-        for (int64_t block = 0; block < blocks; ++block) {
-          if (ReadsWeights(s, block)) continue;
+        for (int64_t block = packed; block < blocks; ++block) {
           const int64_t u0 = block * kLanes, n = g * s.H + u0;
           const float *x = first ? first + n : nullptr, *y = second ? second + n : nullptr;
           Store(s.panels + block * length * kWidth + (g / V * length * V + u * V + g % V) * kLanes,
@@ -113,7 +113,7 @@ struct Forward {
                     Load(s.bias + g * H + u0, n));
       };
       for (int64_t m = 0; m < rows; ++m) start(m);
-      if (ReadsWeights(s, block))
+      if (block < FirstPackedBlock(s))
         MultiplyWeights(s, u0, rows, before + r0 * lda, z);
       else
         Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);

@@ -34,8 +34,8 @@ def build_update(
 
     Clipping before the exchange would use a different norm on each rank, so the run would depend on
     the number of ranks. After the exchange, all ranks must compute bitwise identical values, even
-    if their threads and devices differ. `own` is the `UserUpdate` of a config file that defines
-    `build_optimizer` or `transform_gradients`.
+    if their threads and devices differ. `own` is the `UserUpdate` of a config file whose
+    functions take part in the update.
     """
     chosen = OPTIMIZERS[config.optimizer]
     variables, gradients = exchange.variables, exchange.gradients

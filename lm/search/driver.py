@@ -39,8 +39,9 @@ class Driver:
         self._failed_jobs: collections.Counter = collections.Counter()  # for each trial
         self._same_failures: collections.Counter = collections.Counter()  # for each reason
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
-        hosts = " --hosts HOSTS, the hosts of the new job" if search.options.hosts else ""
-        self._resume = f"resume with: {command}{hosts}"
+        self._resume = f"resume with: {command}"
+        if search.options.hosts:
+            self._resume = f"on the hosts of the new job, {self._resume} --hosts HOSTS"
 
     def run(self) -> None:
         """Run trials until the search is complete."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lm import logger
 from lm.cli.parser import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
 from lm.errors import UserError, without_secrets
@@ -119,7 +120,10 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
     # Flags that may be repeated add up, so an earlier value must not precede a given one.
     given = {name for flags in arguments.given.values() for name in flags}
-    given.add("hosts")  # The earlier hosts may belong to a job that has ended.
+    if "hosts" in earlier and "hosts" not in given:
+        # These hosts may belong to a job that has ended.
+        logger.warning("the trials run on this host, because --hosts is not given")
+    given.add("hosts")
     kept = {name: value for name, value in earlier.items() if name not in given}
     arguments = _parse([f"--config={copy}", *as_flags(kept), *argv[1:]])
     file = arguments.config_file

@@ -120,7 +120,7 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     is_new = not settings.corpus
     # Otherwise, some trials may use them, or an older version has accepted them.
     if is_new and space.keys().isdisjoint({"optimizer", "lr_schedule"}):
-        config.check_used({*space, *arguments.given[Config]})
+        config.check_used({*space, *arguments.given[Config]}, recorded={})
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
     unfair = [name for name in space if name in _UNFAIR_TO_PRUNE]

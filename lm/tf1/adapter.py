@@ -87,6 +87,8 @@ def _draws_from(context: Context) -> Iterator[None]:
         call.names.add(name)
         if name.rpartition("/")[2] == tf.GraphKeys.GLOBAL_STEP:
             return global_step(options.get("dtype") or tf.int64)
+        if constraint := options.get("constraint"):  # the optimizer calls it
+            options["constraint"] = adapt(constraint)
         initializer = options.get("initializer")
         if isinstance(initializer, tf.Tensor):
             _seed_by_name(initializer, name, call)

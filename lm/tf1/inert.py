@@ -161,8 +161,9 @@ def _apply_nothing(
     **options: Any,
 ) -> tf.Operation:
     if current_call().context.training:
-        # Nothing executes this. The audit warns if a result depends on the variable.
-        if hasattr(global_step, "assign_add"):
+        # Nothing executes this. The audit warns if a result depends on the variable, but rejects
+        # assignments in the branches of tf.cond and in loops.
+        if hasattr(global_step, "assign_add") and not tf.get_default_graph().building_function:
             global_step.assign_add(1)
         warn_once(
             f"the program's {type(optimizer).__name__} is not used: set --optimizer and"

@@ -50,10 +50,11 @@ def values_of_run(
             )
         saved = saved_tokenizer(run_of_checkpoint(path))
         if tokenizer.name == "words" != saved.name:  # probably the default of this run
+            how = "choose a tokenizer of this kind with --tokenizer (its name, or its file)"
             raise UserError(
                 f"--new_vocabulary builds a vocabulary of words, but {path} was trained with the"
-                f" tokenizer {saved.name}: remove --new_vocabulary, or choose a tokenizer of this"
-                " kind with --tokenizer (its name, or its file)"
+                f" tokenizer {saved.name}: remove --new_vocabulary, or"
+                f" {'use a corpus of token IDs' if saved.name == 'ids' else how}"
             )
         tables = _tables(checkpoint, saved, tokenizer, shapes)
         of_words = set(filter(_OF_WORDS.fullmatch, shapes))

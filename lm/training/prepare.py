@@ -15,7 +15,7 @@ from lm.distributed.provenance import find_provenance
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.record import InitRecord, RunRecord, settings_that_follow_validation
+from lm.record import InitRecord, RunRecord, recorded_fields, settings_that_follow_validation
 from lm.tokens.selection import with_absolute_paths
 from lm.training.initialize import Source, find_source
 
@@ -82,6 +82,7 @@ def prepare(
         # An invalid option must not create a directory.
         run_dir = source = None
         if comm.is_rank_0:
+            _check_rate(config, is_new=not recorded_fields(options))
             run_dir = open_run_dir(options, record, functions.config_class, stack)
             if options.init_from and not run_dir.checkpoint:
                 source = find_source(options)
@@ -117,13 +118,17 @@ def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.resume and not options.output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    if config.lr_schedule == "inverse_sqrt" and not (config.warmup_steps or options.resume):
-        raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
     if options.timeline and num_ranks == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
     for setting in settings_that_follow_validation(dataclasses.asdict(config), options):
         if not options.eval:
             raise UserError(f"{setting} needs the validation perplexity: remove --noeval")
+
+
+def _check_rate(config: Config, is_new: bool) -> None:
+    """Reject a schedule that starts with its highest rate; older versions accepted it."""
+    if is_new and config.lr_schedule == "inverse_sqrt" and not config.warmup_steps:
+        raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
 
 
 def _facts(job: Job) -> dict[str, Any]:

@@ -99,7 +99,9 @@ class UserAudit(Audit):
         self, global_step: tf.Variable, replaced: Mapping[str, Sequence[str]]
     ) -> UserUpdate | None:
         network = self._network
-        if not (network.defines("build_optimizer") or network.defines("transform_gradients")):
+        takes_part = network.defines("build_optimizer") or network.defines("transform_gradients")
+        # The optimizer calls the constraints of variables.
+        if not takes_part and not any(v.constraint for v in tf.trainable_variables()):
             return None
         there, where = operations(), f"{self._path}: the update"
 

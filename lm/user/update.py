@@ -17,7 +17,7 @@ Gradient = tf.Tensor | tf.IndexedSlices
 
 
 class UserUpdate:
-    """An update with `build_optimizer`, `transform_gradients`, or both.
+    """An update with `build_optimizer`, `transform_gradients` or constraints of variables.
 
     Args:
       replaced: The fields of Config that each function replaces.

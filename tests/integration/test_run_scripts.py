@@ -223,6 +223,15 @@ def test_a_script_that_prints_a_help_does_not_report_a_run(launch, tmp_path, nam
     assert " --help" in line and "lm.report" not in line
 
 
+def test_a_quoted_home_directory_is_expanded(launch, tmp_path):
+    with (tmp_path / ".venv/bin/python").open("a") as stand_in:
+        stand_in.write('echo "$@"\n')
+    (tmp_path / "a/1-rank").mkdir(parents=True)
+    env = {"OUTPUT_DIR": "~/a", "HOME": str(tmp_path)}
+    report = launch("compare_baseline.sh", 'echo "$@"', arguments=(), **env).stdout.splitlines()[-1]
+    assert report.startswith(f"-m lm.report {tmp_path}/a/1-rank {tmp_path}/a/ranks ")
+
+
 def test_scripts_stay_in_the_users_directory(launch, tmp_path):
     """So relative paths refer to this directory. VENV selects the Python and its mpirun."""
     user = tmp_path / "user"

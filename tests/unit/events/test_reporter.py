@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm import logger
-from lm.errors import RunError, Stopped
+from lm.errors import RunError, Stopped, UserError
 from lm.events.logs import LogFiles
 from lm.events.observer import Observer
 from lm.events.reporter import Heartbeat, Progress, Reporter
@@ -51,7 +51,7 @@ def test_an_observer_receives_all_events(tmp_path, command):
 
 def test_the_output_of_an_observer_does_not_follow_a_link(tmp_path):
     (tmp_path / "output").symlink_to("victim")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(UserError, match="output: is a link; replace it by its target"):
         Observer("echo theirs", str(tmp_path / "output"))
 
 

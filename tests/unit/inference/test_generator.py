@@ -201,6 +201,15 @@ def test_texts_before_an_invalid_prompt_are_generated(tmp_path, beam_size):
     assert predicted == list(generator.next_tokens(prompts[:3], 2)) and len(predicted) == 3
 
 
+def test_an_invalid_prompt_of_a_python_program_is_reported_before_texts_are_generated(
+    tmp_path, monkeypatch
+):
+    write_run(tmp_path / "run", Config(hidden_size=4), WITHOUT_UNK)
+    monkeypatch.setattr(Generator, "generate", lambda *_: pytest.fail("generates texts"))
+    with pytest.raises(UserError, match=r"^prompt 1 "):
+        TrainedRun(open_run(tmp_path / "run")).generate(["a", "zebra"])
+
+
 def test_only_the_last_token_of_a_prompt_needs_predictions(run, monkeypatch):
     generator, sizes = Generator(run, 2), []
     compute = generator._run

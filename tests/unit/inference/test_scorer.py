@@ -65,6 +65,8 @@ def test_sentences_of_similar_length_are_scored_together_in_rows_that_are_needed
     texts = ["w1 w2 w3 w4", "w1", "", "w5 w6 w7", "w2"]
     assert [score.text for score in scorer.score(texts)] == texts
     assert shapes == [(2, 2), (4, 2), (5, 1)]
+    scorer.rows, shapes[:] = 48, []  # as in a later call of lm.api
+    assert len(list(scorer.score(["w1"] * 48))) == 48 and shapes == [(2, 48)]
 
 
 def test_an_evaluation_of_lines_sorts_them_and_reports_progress_after_each_batch(

@@ -160,6 +160,13 @@ def build(x, is_training):
 """
 
 
+def test_an_update_in_a_condition_has_no_effect(load):
+    text = OWN_STEP.format(step="global_step=step", added="0")
+    update = "tf.train.AdamOptimizer().minimize(tf.reduce_sum(y), global_step=step)"
+    conditional = f"tf.cond(tf.equal(step % 4, 0), lambda: {update}, tf.no_op)"
+    assert train_and_evaluate(load(text.replace(update, conditional)))
+
+
 @pytest.mark.parametrize("step", ["step", "global_step=step"])
 def test_a_step_without_a_value_causes_a_warning(load, caplog, step):
     warning = "line 7: build_outputs assigns to Variable, but nothing executes this assignment: use"

@@ -19,7 +19,7 @@ from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.tokens.selection import load_vocabulary
-from lm.tokens.symbols import Characters
+from lm.tokens.symbols import Characters, Ids
 from lm.tokens.tokenizers import Words
 from lm.tokens.vocabulary import Vocabulary
 from lm.training.initialize import find_source, initial_values
@@ -158,10 +158,17 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
             load_values(options, tokenizer_of(words[:50]))
 
 
-def test_a_new_vocabulary_does_not_turn_characters_into_words(tmp_path):
-    write_run(tmp_path / "run", Config(), Characters(Vocabulary(("<eos>", "a", "i"))))
+@pytest.mark.parametrize(
+    "tokenizer, fix",
+    [
+        (Characters(Vocabulary(("<eos>", "a", "i"))), "choose a tokenizer of this kind"),
+        (Ids(10), "use a corpus of token IDs"),
+    ],
+)
+def test_a_new_vocabulary_does_not_change_the_kind_of_the_tokenizer(tmp_path, tokenizer, fix):
+    write_run(tmp_path / "run", Config(), tokenizer)
     options = RunOptions(init_from=str(tmp_path / "run"), new_vocabulary=True)
-    message = "with the tokenizer characters: remove --new_vocabulary, or choose"
+    message = f"with the tokenizer {tokenizer.name}: remove --new_vocabulary, or {fix}"
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):
         load_values(options, tokenizer_of(("<eos>", "a", "i", "am")))
 

@@ -122,15 +122,16 @@ def test_epochs_without_validation_record_no_perplexity():
     "fields, options, message",
     [
         ({"lr_schedule": "plateau"}, {"eval": False}, "lr_schedule plateau needs"),
-        ({"lr_schedule": "inverse_sqrt"}, {}, "lr_schedule inverse_sqrt needs warmup_steps"),
+        ({"lr_schedule": "inverse_sqrt"}, {"resume": True}, "inverse_sqrt needs warmup_steps"),
         ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs needs"),
         ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs needs"),
         ({}, {"init_partly": True}, "--init_partly needs --init_from"),
         ({}, {"timeline": "t.json"}, "--timeline shows the exchange between ranks"),
     ],
 )
-def test_options_that_need_a_missing_option_are_rejected(fields, options, message):
-    comm = Communicator()
+def test_options_that_need_a_missing_option_are_rejected(tmp_path, fields, options, message):
+    fields, comm = {"corpus": "embedded", **fields}, Communicator()
+    options = {"data_path": str(tmp_path), "output_dir": str(tmp_path / "run"), **options}
     with contextlib.ExitStack() as stack, Supervisor(comm, 0) as supervisor:
         with pytest.raises(UserError, match=message):
             prepare(Config(**fields), RunOptions(**options), comm, stack, BUILT_IN, supervisor)

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.network import Network
-from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
+from tests.unit.model.networks import GOOD, HEADER, OWN_TABLE, V, train_and_evaluate, train_graph
 
 SGD = """
 def build_optimizer(learning_rate, context):
@@ -41,6 +41,10 @@ class Own(tf.train.GradientDescentOptimizer):
 """
 OWN = SGD.replace("tf.train.GradientDescentOptimizer", "Own")
 NETWORK = HEADER + GOOD
+RANDOM_CONSTRAINT = OWN_TABLE % ", constraint=lambda w: w + tf.random.normal(w.shape)" + GOOD
+RANDOM_UPDATES = pytest.mark.parametrize(
+    "text", [NETWORK + RANDOM, RANDOM_CONSTRAINT], ids=["gradients", "constraint"]
+)
 
 
 @pytest.mark.parametrize("functions", [SGD, CLIPPED, SGD + CLIPPED])
@@ -94,8 +98,9 @@ def test_a_mistake_is_one_line(load, functions, fields, message):
     assert "\n" not in str(error.value)
 
 
-def test_random_numbers_of_the_update_are_reported(load, caplog):
-    file = load(NETWORK + RANDOM)
+@RANDOM_UPDATES
+def test_random_numbers_of_the_update_are_reported(load, caplog, text):
+    file = load(text)
     with tf.Graph().as_default():
         network = Network(file.config, V, file.functions)
         train_graph(network)
@@ -106,8 +111,9 @@ def test_random_numbers_of_the_update_are_reported(load, caplog):
     assert caplog.text.count("RandomStandardNormal") == 1
 
 
-def test_random_numbers_of_the_update_are_an_error_on_several_ranks(load):
-    file, comm = load(NETWORK + RANDOM), Communicator()
+@RANDOM_UPDATES
+def test_random_numbers_of_the_update_are_an_error_on_several_ranks(load, text):
+    file, comm = load(text), Communicator()
     comm.size = 2
     with tf.Graph().as_default(), pytest.raises(UserError, match=r"use context.dropout .* diverge"):
         train_graph(Network(file.config, V, file.functions), comm=comm)
