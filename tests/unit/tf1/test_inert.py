@@ -164,7 +164,7 @@ def test_an_update_in_a_condition_has_no_effect(load):
     text = OWN_STEP.format(step="global_step=step", added="0")
     update = "tf.train.AdamOptimizer().minimize(tf.reduce_sum(y), global_step=step)"
     conditional = f"tf.cond(tf.equal(step % 4, 0), lambda: {update}, tf.no_op)"
-    assert train_and_evaluate(load(text.replace(update, conditional)))
+    assert train_and_evaluate(load(model=text.replace(update, conditional)))
 
 
 @pytest.mark.parametrize("step", ["step", "global_step=step"])
