@@ -185,10 +185,10 @@ class TrainedRun:
         if not self._run.functions.is_built_in:  # It computes all rows, needed or not.
             rows = how.beam_size or max(1, min(batch_size, len(prompts) * how.num_samples))
         with self._open(Generator, rows) as generator:
-            _, error = generator.encode(prompts)
+            encoded, error = generator.encode(prompts)
             if error:  # before the texts of the other prompts are generated
                 raise error
-            return list(generator.generate(prompts, how))
+            return list(generator.continue_all(encoded, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of texts. Each text starts with an empty state."""

@@ -57,7 +57,8 @@ def no_link(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a link; replace it by its target", path) from error
+            problem = f"{os.path.basename(path)} is a link; replace it by its target"
+            raise OSError(errno.ELOOP, problem, path) from error
         raise
 
 

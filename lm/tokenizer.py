@@ -32,6 +32,7 @@ from lm.data.splits import Source, divide_file, find_splits
 from lm.errors import UserError, error_class, needs_extra
 from lm.files import open_atomically
 from lm.options import Checked, option
+from lm.tokens.subwords import byte_level
 from lm.tokens.text import Block, decode_blocks, read_blocks
 
 _SEPARATOR = "<|endoftext|>"
@@ -132,7 +133,7 @@ def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
         special_tokens=[_SEPARATOR],
         show_progress=False,  # `read_blocks` shows the progress
     )
-    tokenizer = _byte_level(models.BPE())
+    tokenizer = byte_level(models.BPE())
     # In the main thread, the library would delay Ctrl-C until the end of the training.
     thread = concurrent.futures.ThreadPoolExecutor(1)
     thread.submit(tokenizer.train_from_iterator, _first(texts, _MAX_BPE_BYTES), trainer).result()
@@ -159,7 +160,7 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
     with needs_extra("tokenizers"):
         from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
         from tokenizers import models
-    split_words = _byte_level(models.BPE()).pre_tokenizer.pre_tokenize_str
+    split_words = byte_level(models.BPE()).pre_tokenizer.pre_tokenize_str
     counts = collections.Counter(
         word for some in texts for text in some for word, _ in split_words(text)
     )
@@ -189,7 +190,7 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
     longer = [piece for piece in scores if len(piece) > 1][: vocab_size - _NUM_BYTES - 1]
     tokens = [(byte, scores.get(byte, lowest)) for byte in _alphabet()]
     tokens += [(piece, scores[piece]) for piece in longer]
-    tokenizer = _byte_level(models.Unigram([(_SEPARATOR, 0.0), *tokens]))
+    tokenizer = byte_level(models.Unigram([(_SEPARATOR, 0.0), *tokens]))
     tokenizer.add_special_tokens([_SEPARATOR])
     return tokenizer
 
@@ -217,16 +218,6 @@ def _alphabet() -> list[str]:
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _byte_level(model: Any) -> Any:
-    """Return a tokenizer that divides a text into words of bytes, as GPT-2's tokenizer does."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class BackgroundWriter:
             self._is_read.set()
         try:
             if self._intact is None:
-                self._intact = store.intact_manifests(self._run_dir)
+                self._intact = dict(store.usable(self._run_dir, store.verify))
             self._intact[saved.path] = saved.manifest
             prune(self._run_dir, self._keep, self._intact)
         except Exception as error:  # the next save tries again

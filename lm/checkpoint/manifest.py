@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lm.checkpoint.progress import TrainProgress
-from lm.errors import UserError, error_class
+from lm.errors import RunError, UserError
 from lm.files import sha256_of
 from lm.json_files import CorruptFile, different_version, from_json, read_object, write_json
 from lm.record import CHECKPOINTS_DIR, RunRecord
@@ -35,16 +35,6 @@ class Manifest:
     def step(self) -> int:
         """The number of updates."""
         return self.progress.step
-
-    @property
-    def valid_perplexity(self) -> float | None:
-        """The validation perplexity of these weights, if it is known."""
-        return self.progress.valid_perplexity
-
-    @property
-    def has_average(self) -> bool:
-        """Whether the average of each trained weight is stored too."""
-        return self.progress.num_averaged > 0
 
 
 class Checkpoint(NamedTuple):
@@ -88,7 +78,7 @@ def verify(path: str) -> Checkpoint:
 
     Raises:
       CorruptFile: If a file is missing or corrupt.
-      RunError or UserError: If a file cannot be read, perhaps only for a moment.
+      RunError: If a file cannot be read, perhaps only for a moment.
       UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(path)
@@ -102,7 +92,7 @@ def verify(path: str) -> Checkpoint:
         except FileNotFoundError as error:
             raise CorruptFile(f"{file} is missing") from error
         except OSError as error:
-            raise error_class(error)(f"cannot read {file}: {error.strerror}") from error
+            raise RunError(f"cannot read {file}: {error.strerror}") from error
         if facts != expected:
             raise CorruptFile(f"{file} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
     return Checkpoint(path, manifest)

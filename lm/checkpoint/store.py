@@ -87,7 +87,7 @@ def _find_best(run_dir: str, skipped: Collection[str] = ()) -> Checkpoint:
     if _read_or_skip(best, verify) is None:
         return _find_best(run_dir, {*skipped, best})
     *_, last = manifests.values()
-    found = manifests[best].valid_perplexity
+    found = manifests[best].progress.valid_perplexity
     lowest = min(last.progress.valid_perplexities, default=found)
     if lowest < found:  # The checkpoint of the best epoch could not be saved, or is corrupt.
         logger.warning(
@@ -105,14 +105,9 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
         # If --max_steps stopped an earlier job within an epoch, that job validated a step that an
         # uninterrupted run does not validate. Such a step must not decide which weights are best.
         counts = manifest.step in (newest, *manifest.progress.valid_steps)
-        if counts and manifest.valid_perplexity:
-            known[found] = manifest.valid_perplexity
+        if counts and manifest.progress.valid_perplexity:
+            known[found] = manifest.progress.valid_perplexity
     return min(known, key=known.get, default=None)
-
-
-def intact_manifests(run_dir: str) -> dict[str, Manifest]:
-    """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
-    return dict(usable(run_dir, verify))
 
 
 def usable(

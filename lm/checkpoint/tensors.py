@@ -107,7 +107,7 @@ def write_tensors(directory: str, groups: Iterable[Group]) -> None:
 def weight_tensors(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the name of the tensor of each weight: its average if the checkpoint has one."""
     names = {name: name for name in checkpoint.manifest.weights}
-    if checkpoint.manifest.has_average:  # Weights that are not trained have no average.
+    if checkpoint.manifest.progress.num_averaged:  # Weights that are not trained have no average.
         shapes = tensor_shapes(checkpoint.path)
         names.update((name, average_name(name)) for name in names if average_name(name) in shapes)
     return names

@@ -44,7 +44,6 @@ class Corpus:
     valid: np.ndarray
     test: np.ndarray | None
     encoded: Mapping[str, Encoded]  # for each split
-    sources: Mapping[str, Source]  # for each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 
@@ -113,7 +112,6 @@ def load_corpus(
         valid=encoded.ids["valid"],
         test=encoded.ids.get("test"),
         encoded=encoded.splits,
-        sources=sources,
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=known_perplexity if is_whole else None,
     )

@@ -144,7 +144,8 @@ def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) 
     """Score blocks of lines, which the ranks take in turn."""
     units, tokens, place = 0, 0, f"{text.source.path}, line"
     lines, scorer.poll = read_source(text.source), waiting.poll
-    size = max(scorer.rows, scorer.num_sorted // comm.size)  # Large blocks would leave ranks idle.
+    # Large blocks would leave ranks idle.
+    size = scorer.rows * max(1, scorer.num_sorted // scorer.rows // comm.size)
     for block in itertools.count():
         if not (of_block := list(itertools.islice(lines, size))):
             break

@@ -91,6 +91,14 @@ class Generator:
         prompts before it are generated.
         """
         encoded, error = self.encode(prompts, first)
+        yield from self.continue_all(encoded, how, first)
+        if error:
+            raise error
+
+    def continue_all(
+        self, encoded: Sequence[list[int]], how: Sampling, first: int = 0
+    ) -> Iterator[Generated]:
+        """Generate texts like `generate`, for prompts as token IDs."""
         started: collections.deque[_Draft] = collections.deque()
 
         def start() -> Iterator[_Draft]:
@@ -107,8 +115,6 @@ class Generator:
                 while started and started[0].is_done:
                     draft = started.popleft()
                     yield self._finished(draft.prompt, draft.tokens, draft.log_prob, how)
-        if error:
-            raise error
 
     def stream(self, prompt: str, how: Sampling) -> Iterator[str]:
         """Generate one text, and yield its pieces, which start with the prompt.

@@ -276,16 +276,24 @@ class _HuggingFace(_Subwords):
         return ids, found[-1].ids[after[-1] :], cuts[-1]
 
 
+def byte_level(model: Any) -> Any:
+    """Return a tokenizer that divides a text into words of bytes, as GPT-2's tokenizer does."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def _gpt2(files: Mapping[str, bytes]) -> Any:
     """Return the tokenizer of GPT-2's release."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import models
 
     vocabulary, merges = (files[name].decode() for name in _GPT2)
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
-    model = Tokenizer(models.BPE(vocab=json.loads(vocabulary), merges=pairs))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
+    model = byte_level(models.BPE(vocab=json.loads(vocabulary), merges=pairs))
     model.add_special_tokens([name for name in _SEPARATORS if model.token_to_id(name) is not None])
     return model
 

@@ -15,7 +15,7 @@ from lm.distributed.provenance import find_provenance
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.record import InitRecord, RunRecord, recorded_fields, settings_that_follow_validation
+from lm.record import RunRecord, settings_that_follow_validation
 from lm.tokens.selection import with_absolute_paths
 from lm.training.initialize import Source, find_source
 
@@ -80,13 +80,16 @@ def prepare(
         sizes = config.batch_size, config.num_steps
         batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)
         # An invalid option must not create a directory.
-        run_dir = source = None
+        run_dir = source = init = None
         if comm.is_rank_0:
-            _check_rate(config, is_new=not recorded_fields(options))
             run_dir = open_run_dir(options, record, functions.config_class, stack)
-            if options.init_from and not run_dir.checkpoint:
+            _check_rate(config, is_new=not run_dir.checkpoint)
+            if run_dir.checkpoint:
+                init = run_dir.checkpoint.manifest.record.init_from
+            elif options.init_from:
                 source = find_source(options)
-            record = dataclasses.replace(record, init_from=_init_record(run_dir, source))
+                init = source.record
+            record = dataclasses.replace(record, init_from=init)
     job = Job(
         config=config,
         options=options,
@@ -102,13 +105,6 @@ def prepare(
     )
     check_agreement(comm, _facts(job))
     return job
-
-
-def _init_record(run_dir: RunDir, source: Source | None) -> InitRecord | None:
-    """Return the record of --init_from, also if the run is resumed."""
-    if run_dir.checkpoint:
-        return run_dir.checkpoint.manifest.record.init_from
-    return source.record if source else None
 
 
 def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:

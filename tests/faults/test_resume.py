@@ -30,7 +30,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     flags += ("--ema_decay", 0.9)
     train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
     # Training and lm.evaluate both use the averaged weights, also within an epoch.
-    assert store.find_newest(str(whole)).manifest.has_average
+    assert store.find_newest(str(whole)).manifest.progress.num_averaged
     for which, split, kind in (("step-00000150", "valid", "validation"), ("last", "test", "test")):
         (found,) = evaluate(open_run(whole, which), [split], data_path=str(corpora))
         assert found["perplexity"] == events(whole, kind)[-1][f"{split}_perplexity"]
@@ -113,7 +113,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     checkpoint = store.find_newest(str(whole))
     saved = checkpoint.manifest
     # Averaging starts before 3 epochs without improvement have passed.
-    assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
+    assert saved.progress.num_averaged and events(whole, "epoch")[-1]["learning_rate"] < 10
     perplexities = [event["valid_perplexity"] for event in events(whole, "epoch")]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())

@@ -26,7 +26,7 @@ def manifest(step, perplexity=None, weights=("embedding",), **progress):
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
     saved = store.save(str(run_dir), [whole(arrays)], manifest(step, perplexity, **fields))
     if keep:
-        background.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
+        background.prune(str(run_dir), keep, dict(store.usable(str(run_dir), store.verify)))
     return pathlib.Path(saved.path)
 
 

@@ -76,7 +76,7 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
     for read in (
         lambda: store.find_newest(str(tmp_path)),
         lambda: store.find(str(tmp_path), str(newest)),
-        lambda: store.intact_manifests(str(tmp_path)),
+        lambda: list(store.usable(str(tmp_path), store.verify)),
     ):
         # Programs exit with code 1 after both errors, so that the job is restarted.
         with pytest.raises((OSError, RunError), match=name):
@@ -106,7 +106,7 @@ def test_a_checkpoint_with_a_bad_block_is_named_with_the_fix(tmp_path):
 def test_checkpoints_that_cannot_be_listed_are_not_missing(tmp_path):
     """Otherwise, the best checkpoint would be removed, and a resumed run might start over."""
     (tmp_path / "checkpoints").symlink_to("checkpoints")
-    for read in (store.find_newest, store.intact_manifests):
+    for read in (store.find_newest, lambda path: list(store.usable(path, store.verify))):
         with pytest.raises(OSError, match=r"symbolic links: .*checkpoints'"):
             read(str(tmp_path))
 

@@ -19,7 +19,7 @@ def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
     path = save(tmp_path, 3)
     before = (path / "model.data-00000-of-00001").stat()
     save(tmp_path, 3, 4.5)
-    assert store.verify(str(path)).manifest.valid_perplexity == 4.5
+    assert store.verify(str(path)).manifest.progress.valid_perplexity == 4.5
     after = (path / "model.data-00000-of-00001").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 

@@ -97,13 +97,15 @@ def test_a_flag_that_the_config_ignores_is_rejected(tmp_path):
     recorded = dataclasses.asdict(Config(num_steps_total=99, momentum=0.7))
     record = RunRecord(recorded, "0" * 64, CorpusRecord("text", "/data", "0" * 64))
     record.write(str(tmp_path), has_checkpoints=True)
-    resume = ["--resume", f"--output_dir={tmp_path}", "--num_epochs=7"]
+    resume = ["--resume", f"--output_dir={tmp_path}"]
     for flags, message in (
         (["--momentum=0.5"], "momentum has no effect with optimizer sgd"),
         (
-            [*resume, "--momentum=0.7"],
+            [*resume, "--num_epochs=7"],
             "num_epochs has no effect with num_steps_total 99: set num_steps_total to 0",
         ),
+        # Only the first value equals the recorded value.
+        ([*resume, "--momentum=0.7", "--adam_epsilon=1"], "^adam_epsilon has no effect"),
     ):
         arguments = train._parse(["lm.train", *flags])
         with pytest.raises(UserError, match=message):

@@ -51,7 +51,7 @@ def test_an_observer_receives_all_events(tmp_path, command):
 
 def test_the_output_of_an_observer_does_not_follow_a_link(tmp_path):
     (tmp_path / "output").symlink_to("victim")
-    with pytest.raises(UserError, match="output: is a link; replace it by its target"):
+    with pytest.raises(UserError, match="output: output is a link; replace it by its target"):
         Observer("echo theirs", str(tmp_path / "output"))
 
 

@@ -246,7 +246,7 @@ def test_the_console_of_a_trial_does_not_follow_a_link(search):
     console = search.directory / "trials/0000/console.txt"
     console.parent.mkdir(parents=True)
     console.symlink_to("victim")
-    with pytest.raises(RunError, match=r"console.txt: is a link; replace it by its target"):
+    with pytest.raises(RunError, match=r"console.txt is a link; replace it by its target"):
         search(space("1"))
     assert not (console.parent / "victim").exists()
 
