@@ -205,7 +205,7 @@ def test_an_invalid_prompt_of_a_python_program_is_reported_before_texts_are_gene
     tmp_path, monkeypatch
 ):
     write_run(tmp_path / "run", Config(hidden_size=4), WITHOUT_UNK)
-    monkeypatch.setattr(Generator, "generate", lambda *_: pytest.fail("generates texts"))
+    monkeypatch.setattr(Generator, "continue_all", lambda *_: pytest.fail("generates texts"))
     with pytest.raises(UserError, match=r"^prompt 2 "):
         TrainedRun(open_run(tmp_path / "run")).generate(["a", "zebra"])
 
