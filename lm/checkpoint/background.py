@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from lm import logger
 from lm.checkpoint import store
-from lm.checkpoint.manifest import Manifest, list_checkpoints
+from lm.checkpoint.manifest import Checkpoint, Manifest
+from lm.checkpoint.pruning import Pruner
 from lm.checkpoint.tensors import Group
 from lm.errors import RunError
 
@@ -21,13 +22,21 @@ class BackgroundWriter:
     If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
     a later save may succeed. `sync_events` flushes the events of the run before each save, so
     that a run resumed from the checkpoint has all earlier events, even after a power failure.
+    `resumed` is the checkpoint that the run was resumed from.
     """
 
-    def __init__(self, run_dir: str, keep: int, sync_events: Callable[[], None] = lambda: None):
-        self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
-        self._intact: dict[str, Manifest] | None = None  # verified at the first save
+    def __init__(
+        self,
+        run_dir: str,
+        keep: int,
+        sync_events: Callable[[], None] = lambda: None,
+        resumed: Checkpoint | None = None,
+    ):
+        self._run_dir, self._sync_events = run_dir, sync_events
+        self._pruner = Pruner(run_dir, keep, resumed, self._advance)
         self._thread: threading.Thread | None = None
         self._is_read = threading.Event()
+        self.num_advances = 0  # grows while the disk answers
         self.failure: RunError | None = None  # error of the last save
         self._warn_at = 0.0  # earliest time of the next warning, on the monotonic clock
 
@@ -35,14 +44,15 @@ class BackgroundWriter:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until no checkpoint is being written, or until the time is over."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until no checkpoint is being written, or until the time is over (False)."""
         if self._thread:
             self._thread.join(seconds)
+        return not self.is_busy
 
-    def wait_until_read(self) -> None:
-        """Wait until the thread has read all variables, or does not need them."""
-        self._is_read.wait()
+    def wait_until_read(self, seconds: float | None = None) -> bool:
+        """Wait until the thread needs no variables, or until the time is over (False)."""
+        return self._is_read.wait(seconds)
 
     def start(self, groups: Iterable[Group], manifest: Manifest) -> None:
         """Begin to write a checkpoint. The thread reads the groups."""
@@ -53,14 +63,28 @@ class BackgroundWriter:
         )
         self._thread.start()
 
+    def _advance(self) -> None:
+        self.num_advances += 1
+
+    def _advancing(self, groups: Iterable[Group]) -> Iterator[Group]:
+        for group in groups:
+            self._advance()
+            yield group
+
     def _after_reading(self) -> None:
         self._is_read.set()
         self._sync_events()
 
     def _write(self, groups: Iterable[Group], manifest: Manifest) -> None:
         try:
-            known = self._intact and self._intact.get(store.path_of(self._run_dir, manifest.step))
-            saved = store.save(self._run_dir, groups, manifest, self._after_reading, known)
+            saved = store.save(
+                self._run_dir,
+                self._advancing(groups),
+                manifest,
+                after_reading=self._after_reading,
+                after_file=self._advance,
+                known=self._pruner.manifest(manifest.step),
+            )
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure, self._warn_at = None, 0.0
@@ -73,27 +97,6 @@ class BackgroundWriter:
         finally:
             self._is_read.set()
         try:
-            if self._intact is None:
-                self._intact = dict(store.usable(self._run_dir, store.verify))
-            self._intact[saved.path] = saved.manifest
-            prune(self._run_dir, self._keep, self._intact)
+            self._pruner.prune(saved)
         except Exception as error:  # the next save tries again
             logger.warning("old checkpoints are not removed: %s", error)
-
-
-def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
-    """Remove all checkpoints except the last `keep` and the best by validation perplexity.
-
-    Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
-    therefore never displace intact checkpoints.
-    """
-    checkpoints = list_checkpoints(run_dir)
-    present = {found: intact[found] for found in checkpoints if found in intact}
-    if len(present) < keep:
-        return
-    # If --max_steps stopped the job within an epoch, a resumed run does not count the last step.
-    counted = {k: v for k, v in present.items() if v.step in v.progress.valid_steps}
-    kept = {store.best_of(present), store.best_of(counted)}
-    for checkpoint in checkpoints[: checkpoints.index(list(present)[-keep])]:
-        if checkpoint not in kept:
-            store.remove(checkpoint)

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lm.checkpoint.progress import TrainProgress
@@ -73,8 +73,10 @@ def names_of(run_dir: str) -> str:
     return ", ".join(map(os.path.basename, [*list_checkpoints(run_dir), *averages]))
 
 
-def verify(path: str) -> Checkpoint:
+def verify(path: str, after_file: Callable[[], None] = lambda: None) -> Checkpoint:
     """Return the checkpoint in a directory after comparing every file with the manifest.
+
+    `after_file` is called after each file.
 
     Raises:
       CorruptFile: If a file is missing or corrupt.
@@ -95,6 +97,7 @@ def verify(path: str) -> Checkpoint:
             raise RunError(f"cannot read {file}: {error.strerror}") from error
         if facts != expected:
             raise CorruptFile(f"{file} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
+        after_file()
     return Checkpoint(path, manifest)
 
 

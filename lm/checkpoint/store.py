@@ -84,7 +84,7 @@ def _find_best(run_dir: str, skipped: Collection[str] = ()) -> Checkpoint:
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
     # Verify only this one, because a checkpoint may have many GB.
-    if _read_or_skip(best, verify) is None:
+    if read_or_skip(best, verify) is None:
         return _find_best(run_dir, {*skipped, best})
     *_, last = manifests.values()
     found = manifests[best].progress.valid_perplexity
@@ -97,8 +97,10 @@ def _find_best(run_dir: str, skipped: Collection[str] = ()) -> Checkpoint:
     return Checkpoint(best, manifests[best])
 
 
-def best_of(manifests: Mapping[str, Manifest]) -> str | None:
-    """Return the path of the checkpoint with the best validation perplexity, or None."""
+def best_of(
+    manifests: Mapping[str, Manifest], is_intact: Callable[[str], bool] = lambda path: True
+) -> str | None:
+    """Return the path of the intact checkpoint with the best validation perplexity, or None."""
     newest = max((manifest.step for manifest in manifests.values()), default=None)
     known = {}
     for found, manifest in manifests.items():
@@ -107,7 +109,7 @@ def best_of(manifests: Mapping[str, Manifest]) -> str | None:
         counts = manifest.step in (newest, *manifest.progress.valid_steps)
         if counts and manifest.progress.valid_perplexity:
             known[found] = manifest.progress.valid_perplexity
-    return min(known, key=known.get, default=None)
+    return next(filter(is_intact, sorted(known, key=known.get)), None)
 
 
 def usable(
@@ -119,11 +121,11 @@ def usable(
     while rest := [path for path in list_checkpoints(run_dir) if path not in done]:
         path = rest[-1 if newest_first else 0]
         done.add(path)
-        if checkpoint := _read_or_skip(path, read):
+        if checkpoint := read_or_skip(path, read):
             yield checkpoint
 
 
-def _read_or_skip(path: str, read: Callable[[str], Checkpoint]) -> Checkpoint | None:
+def read_or_skip(path: str, read: Callable[[str], Checkpoint]) -> Checkpoint | None:
     """Read a checkpoint, or return None if it is corrupt, or if a training run has removed it."""
     # A different version is an error: an older checkpoint must not silently replace it.
     try:
@@ -142,15 +144,17 @@ def save(
     groups: Iterable[Group],
     manifest: Manifest,
     after_reading: Callable[[], None] = lambda: None,
+    after_file: Callable[[], None] = lambda: None,
     known: Manifest | None = None,
     name: str | None = None,
 ) -> Checkpoint:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
-    perplexity. `after_reading` is called when the arrays are no longer needed.
-    `known` is the manifest of the step's checkpoint, if this job has written or verified it. A
-    checkpoint with another `name` than the default is only found by its name.
+    perplexity. `after_reading` is called when the arrays are no longer needed, and `after_file`
+    when a file is on the disk. `known` is the manifest of the step's checkpoint, if this job has
+    written or verified it. A checkpoint with another `name` than the default is only found by its
+    name.
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, name) if name else path_of(run_dir, manifest.step)
@@ -178,6 +182,7 @@ def save(
             path = os.path.join(temporary, file)
             _fsync(path)
             files[file] = file_facts(path)
+            after_file()
         manifest = dataclasses.replace(manifest, files=files)
         write_manifest(temporary, manifest)
         _fsync(temporary)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
@@ -104,11 +105,7 @@ class Checkpointer:
         if self._writer:
             groups = self._reader.groups(self._session, state)
             self._writer.start(groups, self._manifest(progress))
-            with self._supervisor.alone("the writing of a checkpoint"):
-                self._writer.wait_until_read()
-        # Let the other ranks wait here, and not in the next step, which would be named instead.
-        with self._supervisor.exchange(f"the save at step {progress.step}"):
-            self._comm.barrier()
+        self._wait(self._writer and self._writer.wait_until_read)
 
     def _manifest(self, progress: TrainProgress) -> Manifest:
         return Manifest(
@@ -129,12 +126,17 @@ class Checkpointer:
         writer = self._writer
         if writer and writer.is_busy:
             logger.info("waiting until the last checkpoint is written")
+        return self._wait(writer and writer.wait)
+
+    def _wait(self, wait: Callable[[float], bool] | None) -> str | None:
+        """Wait on all ranks for rank 0, as long as its disk answers; return the last failure."""
         # A stop signal must not interrupt its own save.
         with self._supervisor.waiting("the writing of a checkpoint", stoppable=False) as waiting:
-            while writer and writer.is_busy:
-                writer.wait(_POLL_SECONDS)
-                # Staying in touch is not progress: a disk that never answers must not block the
-                # job forever.
-                waiting.poll(progress=False)
-            failure = str(writer.failure) if writer and writer.failure else None
+            before = -1
+            while wait and not wait(_POLL_SECONDS):
+                # Waiting is not progress: a disk that never answers must not block the job forever.
+                advances = self._writer.num_advances
+                waiting.poll(progress=advances > before)
+                before = advances
+            failure = str(self._writer.failure) if wait and self._writer.failure else None
             return waiting.gather(failure)[0]

@@ -94,7 +94,8 @@ def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dic
     supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
     writer = None
     if job.run_dir:
-        writer = BackgroundWriter(job.output_dir, job.options.keep_checkpoints, reporter.sync)
+        keep, resumed = job.options.keep_checkpoints, job.run_dir.checkpoint
+        writer = BackgroundWriter(job.output_dir, keep, reporter.sync, resumed)
         # Do not release the directory during a write, even after an error.
         stack.callback(writer.wait)
     exactness = find_exactness(job, graphs.network, progress)

@@ -4,8 +4,9 @@ import pathlib
 
 import numpy as np
 
-from lm.checkpoint import background, store
+from lm.checkpoint import store
 from lm.checkpoint.progress import TrainProgress
+from lm.checkpoint.pruning import Pruner
 from lm.checkpoint.tensors import whole
 from lm.record import CorpusRecord, RunRecord
 
@@ -26,7 +27,7 @@ def manifest(step, perplexity=None, weights=("embedding",), **progress):
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
     saved = store.save(str(run_dir), [whole(arrays)], manifest(step, perplexity, **fields))
     if keep:
-        background.prune(str(run_dir), keep, dict(store.usable(str(run_dir), store.verify)))
+        Pruner(str(run_dir), keep).prune(saved)
     return pathlib.Path(saved.path)
 
 
