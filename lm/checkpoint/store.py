@@ -191,8 +191,10 @@ def save(
         if is_first:
             manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
         return Checkpoint(final, manifest)
-    except (OSError, tf.errors.OpError) as error:
+    except BaseException as error:  # including KeyboardInterrupt
         shutil.rmtree(temporary, ignore_errors=True)  # frees its space
+        if not isinstance(error, (OSError, tf.errors.OpError)):
+            raise
         reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
         raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
 

@@ -131,8 +131,11 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
         record = dataclasses.asdict(_EntryRecord(written, splits))
         write_atomically(os.path.join(staging, _ENTRY_FILE), json.dumps(record).encode())
         # If locks do not reach other hosts, a faster host may already train from its own entry.
-        if not os.path.exists(entry):
+        try:
             os.rename(staging, entry)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     encoded = _open_entry(entry, recipe)

@@ -1,5 +1,6 @@
 """Lines of text from a file, a pipe or a terminal, as soon as they are complete."""
 
+import codecs
 import os
 from collections.abc import Iterable, Iterator
 
@@ -28,7 +29,10 @@ def read_lines(path: str) -> Iterator[list[str]]:
 
 def read_source(source: Source) -> Iterator[str]:
     """Yield the lines of a split of a corpus."""
-    blocks = (block.data for block in read_blocks(source.parts, "scoring"))
+    blocks = (
+        block.data.removeprefix(codecs.BOM_UTF8) if block.is_first else block.data
+        for block in read_blocks(source.parts, "scoring")
+    )
     return (line for lines in split_lines(blocks, source.path) for line in lines)
 
 

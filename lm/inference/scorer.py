@@ -17,6 +17,7 @@ from lm.model.network import Network
 from lm.model.ops import fastest
 
 _NUM_SORTED = 16  # batches whose sentences are sorted by their length
+_CHUNK_STEPS = 256  # time steps between two calls of `poll`
 
 
 class Score(NamedTuple):
@@ -55,7 +56,7 @@ class Scorer:
         self._tokenizer, self._functions = run.tokenizer, run.functions
         self.rows, self._continuous = 1 if continuous else batch_size, continuous
         self.any_rows = run.functions.is_built_in and kernels.available()
-        self.poll: Callable[[], None] = lambda: None  # called after each batch
+        self.poll: Callable[[], None] = lambda: None  # called after each part of a batch
         self._session, self._results = open_session(run, self._build, device)
         self._state, self._last_id = None, run.tokenizer.eos_id
 
@@ -66,6 +67,8 @@ class Scorer:
 
     def _build(self, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
         rows = None if self.any_rows else self.rows
+        # A network that reads words computes the first words of a chunk together.
+        self._chunk_steps = max(_CHUNK_STEPS, network.reads_words or 0)
         self._inputs_ph = tf.placeholder(tf.int32, [None, rows])
         self._targets_ph = tf.placeholder(tf.int32, [None, rows])
         self._state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)])
@@ -111,7 +114,6 @@ class Scorer:
         for start in range(0, len(order), self.rows):
             batch = order[start : start + self.rows]
             found.update(zip(batch, self._score_batch([texts[index][1] for index in batch])))
-            self.poll()
         for index, (sentence, ids) in enumerate(texts):
             unknown = len(self._tokenizer.unknown(sentence))
             score = Score(sentence, np.array(ids, np.int32), found[index], unknown)
@@ -132,16 +134,20 @@ class Scorer:
     def _log_probs(self, targets: np.ndarray) -> np.ndarray:
         """Return the log-probabilities of the targets, int32 [T, B]."""
         inputs = np.concatenate([np.full_like(targets[:1], self._last_id), targets[:-1]])
-        state = self._state
+        state, log_probs = self._state, []
         if state is None:
             state = np.zeros([targets.shape[1], self._state_ph.shape.as_list()[1]], np.float32)
-        feed = {
-            self._inputs_ph: inputs,
-            self._targets_ph: targets,
-            self._state_ph: state,
-        }
-        with self._functions.one_line_errors(running=True):
-            log_probs, state = self._session.run(self._results, feed)
+        for start in range(0, len(targets), self._chunk_steps):
+            chunk = slice(start, start + self._chunk_steps)
+            feed = {
+                self._inputs_ph: inputs[chunk],
+                self._targets_ph: targets[chunk],
+                self._state_ph: state,
+            }
+            with self._functions.one_line_errors(running=True):
+                found, state = self._session.run(self._results, feed)
+            log_probs.append(found)
+            self.poll()
         if self._continuous:
             self._state, self._last_id = state, targets[-1, 0]
-        return log_probs
+        return np.concatenate(log_probs)

@@ -14,6 +14,7 @@ from lm.model.windows import Run, WindowRunner, build_window_graph
 from lm.perplexity import NllSum
 
 _UNITS_PER_NAT = 2.0**40
+_NOT_FINITE_NATS = 2.0**60  # exp(loss / tokens) overflows for up to 10^15 tokens
 _LOG_SECONDS = 50.0  # less than the silence after which `Heartbeat` logs the activity
 
 
@@ -72,7 +73,7 @@ def units_of(nlls: np.ndarray) -> int:
     The sum of integers is the same in any order, so it does not depend on the number of ranks.
     """
     # A value that is not finite becomes so large that the perplexity is not finite either.
-    finite = np.nan_to_num(nlls, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
+    finite = np.nan_to_num(nlls, nan=_NOT_FINITE_NATS, posinf=_NOT_FINITE_NATS)
     return sum(map(int, np.rint(finite * _UNITS_PER_NAT)))
 
 

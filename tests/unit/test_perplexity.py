@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from lm.model.evaluator import sum_of_units, units_of
 from lm.perplexity import NllSum, TextSize, metrics_text, text_metrics
 from lm.tokens.text import Block, Part, measured
 from lm.tokens.tokenizers import split_words
@@ -37,6 +39,12 @@ def test_models_that_give_words_the_same_probabilities_have_the_same_metrics():
     assert of_words["word_perplexity"] == of_words["perplexity"] == words.perplexity
     assert of_pieces["word_perplexity"] == pytest.approx(words.perplexity)
     assert of_pieces["bits_per_byte"] == pytest.approx(of_words["bits_per_byte"])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 10**13])
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_one_loss_that_is_not_finite_makes_the_perplexity_infinite(loss, num_tokens):
+    assert sum_of_units(units_of(np.array([1.0, loss])), num_tokens).perplexity == math.inf
 
 
 def test_the_units_of_the_metrics():

@@ -218,6 +218,16 @@ def test_a_checkpoint_outside_of_its_run_does_not_need_the_run(tmp_path):
     assert store.find(str(tmp_path), str(path)).path == str(path)
 
 
+def test_an_interrupted_write_frees_its_space(tmp_path):
+    def interrupted_groups():
+        yield whole(ARRAYS)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.save(str(tmp_path), interrupted_groups(), manifest(1), name="average")
+    assert os.listdir(tmp_path / "checkpoints") == []
+
+
 def test_processes_without_a_lock_may_write_the_same_average(tmp_path):
     save(tmp_path, 1)
     facts = manifest(1)

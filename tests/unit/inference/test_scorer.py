@@ -15,6 +15,7 @@ from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
 from lm.distributed.supervisor import Waiting
 from lm.errors import EveryRankError, UserError
+from lm.inference import scorer as scorer_module
 from lm.inference.evaluation import evaluate
 from lm.inference.lines import read_lines
 from lm.inference.nbest import rescore
@@ -87,6 +88,19 @@ def test_an_evaluation_of_lines_sorts_them_and_reports_progress_after_each_batch
     assert len(polls) == 17
     (each,) = evaluate(run, [path], eval_batch_size=1, lines=True)
     assert (several["nll"], several["tokens"]) == (each["nll"], each["tokens"])
+
+
+def test_long_lines_are_scored_in_chunks_with_the_same_results(run, sentences, monkeypatch):
+    scores, polls = {}, []
+    for size in (1000, 7):
+        monkeypatch.setattr(scorer_module, "_CHUNK_STEPS", size)
+        for continuous in (False, True):
+            scorer = Scorer(run, 8, continuous)
+            scorer.poll = lambda size=size: polls.append(size)
+            scores[size, continuous] = list(map(str, scorer.score(sentences)))
+    assert scores[7, False] == scores[1000, False]
+    assert scores[7, True] == scores[1000, True] != scores[7, False]
+    assert polls.count(7) > 1.5 * polls.count(1000)
 
 
 def test_unknown_words_are_scored_as_unk_and_counted(run):
@@ -218,6 +232,17 @@ def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(tmp_pat
     with pytest.raises(UserError, match=f"^{place}, line 2: not UTF-8: byte 0xff"):
         found.extend(read_lines(str(tmp_path / "text")))
     assert found == [["w1 w2"]]
+
+
+def test_each_file_of_a_split_may_start_with_a_byte_order_mark(run, tmp_path):
+    (tmp_path / "marked").mkdir()
+    (tmp_path / "plain").mkdir()
+    for name, text in [("1.txt", "w1 w2\n"), ("2.txt", "w3 w4\n")]:
+        (tmp_path / "marked" / name).write_text(text, "utf-8-sig")
+        (tmp_path / "plain" / name).write_text(text)
+    paths = [str(tmp_path / name) for name in ("marked", "plain")]
+    marked, plain = evaluate(run, paths, lines=True)
+    assert (marked["unknown"], marked["nll"]) == (0, plain["nll"])
 
 
 def test_lines_of_exact_tokenizers_contain_all_bytes(tmp_path):
