@@ -112,7 +112,7 @@ def first_line(error: BaseException) -> str:
     return lines[-1 if node else 0]
 
 
-def short_message(error: Exception) -> str:
+def short_message(error: BaseException) -> str:
     """Return the class of an error, and the line of its message that states the problem."""
     rewritten = getattr(error, "ag_error_metadata", None)
     if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack

@@ -17,7 +17,8 @@ from lm.model.candidates import Candidates, sample_candidates
 from lm.model.ops import Ops, plain_ops
 from lm.model.variables import Uniform
 
-_MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
+_DRAWS_PER_KEY = 1024  # of a step; more draws use the next key
+_KEY_STEP = 0x1E3779B97F4A7C15  # an arbitrary number: the next key is no seed of another run
 
 
 # The tokens at which `reset_state` resets the state: of each group, the first token that the
@@ -100,9 +101,9 @@ class Context:
         x_TBH = tf.reshape(x, [num_steps, self.num_rows, math.prod(shape[axis + 1 :])])
         if self.config.locked_dropout:
             ones_1BH = tf.ones([1, *x_TBH.shape[1:]])
-            x_TBH *= self._dropped(ones_1BH, keep_prob, self._counter(draw, ones_1BH))
+            x_TBH *= self._dropped(ones_1BH, keep_prob, draw)
         else:
-            x_TBH = self._dropped(x_TBH, keep_prob, self._counter(draw, x_TBH))
+            x_TBH = self._dropped(x_TBH, keep_prob, draw)
         return tf.reshape(x_TBH, shape)
 
     def _batch_axis(self, shape: list[int | None]) -> int | None:
@@ -147,7 +148,7 @@ class Context:
 
     def _seed(self, draw: int) -> tf.Tensor:
         # Each of the two draws mixes its seed, so that similar seeds lead to unrelated numbers.
-        of_step = tf.stack([tf.constant(self.config.seed, tf.int64), self._step_counter(draw)])
+        of_step = tf.stack([tf.constant(self._key(draw), tf.int64), self._step_counter(draw)])
         mixed = tf.random.stateless_uniform([2], of_step, None, None, tf.int64)
         of_rows = tf.stack([mixed[0], mixed[1] + tf.cast(self.first_row, tf.int64)])
         return tf.random.stateless_uniform([2], of_rows, None, None, tf.int32)
@@ -156,13 +157,11 @@ class Context:
         self.num_draws += 1
         return self.num_draws - 1
 
+    def _key(self, draw: int) -> int:
+        return (self.config.seed + draw // _DRAWS_PER_KEY * _KEY_STEP) % 2**63
+
     def _step_counter(self, draw: int) -> tf.Tensor:
-        if draw >= _MAX_DRAWS:
-            raise UserError(
-                f"the network draws random numbers more than {_MAX_DRAWS} times a step: draw for"
-                " all time steps at once, or decrease num_steps"
-            )
-        return self.step * _MAX_DRAWS + draw
+        return self.step * _DRAWS_PER_KEY + draw % _DRAWS_PER_KEY
 
     def _drops(self, keep_prob: float) -> bool:
         if not 0 < keep_prob <= 1:
@@ -180,9 +179,15 @@ class Context:
         low = tf.cast(first_row, tf.uint64) * -(-num_steps * units // 4)
         return tf.stack([low, tf.cast(self._step_counter(draw), tf.uint64)])
 
-    def _dropped(self, x_TBH: tf.Tensor, keep_prob: float, counter: tf.Tensor) -> tf.Tensor:
-        key = tf.constant([self.config.seed], tf.uint64)
-        return self.ops.dropout(x_TBH, keep_prob, key, counter)
+    def _dropped(
+        self,
+        x_TBH: tf.Tensor,
+        keep_prob: float,
+        draw: int,
+        first_row: tf.Tensor | int | None = None,
+    ) -> tf.Tensor:
+        key = tf.constant([self._key(draw)], tf.uint64)
+        return self.ops.dropout(x_TBH, keep_prob, key, self._counter(draw, x_TBH, first_row))
 
     def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
         """Drop weights in training, with the same mask on all ranks and for all rows.
@@ -197,8 +202,8 @@ class Context:
         self._check_reproducible("context.drop_weights")
         _check_not_in_loop("context.drop_weights")
         stacked = tf.convert_to_tensor(weights)[None]
-        counter = self._counter(self._next_draw(), stacked, first_row=0)
-        return self.reduce_separately(self._dropped(stacked, keep_prob, counter)[0])
+        dropped = self._dropped(stacked, keep_prob, self._next_draw(), first_row=0)
+        return self.reduce_separately(dropped[0])
 
     def reduce_separately(self, weights: tf.Tensor) -> tf.Tensor:
         """Sum the gradient of this use of the weights over the ranks before it flows into them.

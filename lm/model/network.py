@@ -57,7 +57,12 @@ class Network:
     @functools.cached_property
     def state_parts(self) -> dict[str, tuple[list[int], str]]:
         """The shape and the type of a row's recurrent state by name. The initial state is zero."""
-        found = self.call("state_shapes", self.config) if self.defines("state_shapes") else {}
+        found = {}
+        if self.defines("state_shapes"):
+            # A TF 1.x program is built to find the sizes of its states.
+            needs_vocabulary = hasattr(self._by_name["state_shapes"], "needs_vocabulary")
+            vocabulary = (self.vocab_size, self._words) if needs_vocabulary else ()
+            found = self.call("state_shapes", self.config, *vocabulary)
         return self.audit.state_parts(found)
 
     @property

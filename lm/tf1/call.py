@@ -29,7 +29,7 @@ class Call:
         self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
         self.default_names: collections.Counter = collections.Counter()  # calls with each name
         self.words: tf.Tensor | None = None  # [B, T]: value of placeholders without values
-        self.logits: tf.Tensor | None = None  # logits of the program's last cross entropy
+        self.logits: list[tf.Tensor] = []  # different logits of the program's cross entropies
         self.scope: tf.VariableScope | None = None
         self._name_scope = tf.get_default_graph().get_name_scope()
 
@@ -49,8 +49,16 @@ class Call:
 
 def see_logits(logits: tf.Tensor) -> None:
     """Remember the logits of a cross entropy."""
-    if active:
-        active[-1].logits = logits
+    seen = active[-1].logits if active else []
+    if all(_source(logits) is not _source(other) for other in seen):
+        seen.append(logits)
+
+
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that a tensor has the values of."""
+    while getattr(getattr(tensor, "op", None), "type", None) in ("Identity", "Reshape"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def current_call() -> Call | None:

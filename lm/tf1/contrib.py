@@ -36,6 +36,7 @@ _REPLACEMENTS = {  # keys are names, or the modules of replaced names
 # Modules of the cells, which moved several times.
 RNN_CELLS = ("rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl")
 _OTHERS = "stock operations, or replace the function that uses it, in the config file"
+MODE_KEYS = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer", INFER="infer")
 NEST = Namespace("nest", nest, is_sequence=nest.is_nested)
 _TINY = 1e-12  # avoids a division by zero, as in tf.contrib
 
@@ -67,6 +68,11 @@ class Missing:
 
     def __instancecheck__(self, value: Any) -> bool:
         return False
+
+    def __eq__(self, other: Any) -> bool:
+        return self is other or self()  # An unknown constant must not silently differ.
+
+    __hash__ = object.__hash__
 
 
 class _Part(Namespace):
@@ -125,6 +131,7 @@ class Contrib(_Part):
             seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
             legacy_seq2seq=nn.seq2seq,
             training=_Part("contrib.training", HParams=HParams),
+            learn=_Part("contrib.learn", ModeKeys=MODE_KEYS),
             util=_Part("contrib.util", constant_value=tf.get_static_value),
         )
 
@@ -201,9 +208,10 @@ def _gru_block_cell(
 
 
 def _cross_entropy(loss: Callable | None, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    see_logits(logits)
-    loss = loss or tf.nn.sparse_softmax_cross_entropy_with_logits
-    return loss(labels=targets, logits=logits)
+    if loss:
+        return loss(labels=targets, logits=logits)
+    labels = tf.reshape(targets, [-1])
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
 def _sequence_loss(
@@ -214,12 +222,25 @@ def _sequence_loss(
     average_across_batch: bool = True,
     softmax_loss_function: Callable | None = None,
     name: str | None = None,
+    sum_over_timesteps: bool = False,
+    sum_over_batch: bool = False,
 ) -> tf.Tensor:
-    """Return the weighted cross entropy of logits [B, T, V], summed or averaged over axes."""
-    losses_BT = weights * _cross_entropy(softmax_loss_function, logits, targets)
-    axes = [0] * average_across_batch + [1] * average_across_timesteps
+    """Return the weighted cross entropy of logits [B, T, V], averaged over axes.
+
+    With `sum_over_timesteps` or `sum_over_batch`, the sum is divided by the number of weights that
+    are not zero, and otherwise by the sum of the weights.
+    """
+    if not softmax_loss_function:
+        see_logits(logits)
+    logits_NV = tf.reshape(logits, [-1, tf.shape(logits)[2]])
+    losses_N = _cross_entropy(softmax_loss_function, logits_NV, tf.reshape(targets, [-1]))
+    losses_BT = weights * tf.reshape(losses_N, tf.shape(logits)[:2])
+    axes = [0] * (average_across_batch or sum_over_batch)
+    axes += [1] * (average_across_timesteps or sum_over_timesteps)
     if not axes:
         return losses_BT
+    if sum_over_timesteps or sum_over_batch:
+        weights = tf.cast(tf.not_equal(weights, 0), tf.float32)
     return tf.reduce_sum(losses_BT, axes) / (tf.reduce_sum(weights, axes) + _TINY)
 
 
@@ -232,6 +253,9 @@ def _loss_by_example(
     name: str | None = None,
 ) -> tf.Tensor:
     """Return the weighted cross entropy [B] of a list of logits [B, V], one per time step."""
+    if not softmax_loss_function:
+        for step_logits in logits:
+            see_logits(step_logits)
     losses = [
         weight * _cross_entropy(softmax_loss_function, *parts)
         for *parts, weight in zip(logits, targets, weights)

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 from lm.tf1.call import current_call, defining_classes, replaced, warn_once
-from lm.tf1.namespace import Namespace
+from lm.tf1.namespace import Namespace, class_like
 from lm.user.code import current_line, place
 
 
@@ -93,7 +93,7 @@ def parts_of_tensorflow() -> dict[str, Any]:
     seeds = dict.fromkeys(("set_seed", "set_random_seed"), inert["set_random_seed"])
     return {
         **inert,
-        "Graph": _graph,
+        "Graph": class_like(tf.Graph, _graph),
         "assign": _unless_step(tf.assign),
         "assign_add": _unless_step(tf.assign_add),
         "train": Namespace("tensorflow.train", tf.train, **train, **STEPS),

@@ -17,8 +17,6 @@ from lm.tf1.adapter import adapt
 from lm.tf1.call import current_call, replaced
 from lm.tf1.feeds import cell_classes
 
-_NUM_WORDS = 16  # vocabulary size of the graph that only shows the sizes of the state
-
 
 def network(
     build: Callable[[Any, Any], Any], logits: str | None = None, state: str | None = None
@@ -45,7 +43,9 @@ class Network:
     def __init__(self, build: Callable, logits: str | None, state: str | None):
         self._build, self._logits, self._state = build, logits, state
 
-    def state_shapes(self, config: Config) -> dict[str, list[int]]:
+    def state_shapes(
+        self, config: Config, vocab_size: int = 16, words: tuple[str, ...] = ()
+    ) -> dict[str, list[int]]:
         """Return the sizes of the states that the program creates, in a graph for one row."""
         if not self._state:
             return {}
@@ -56,7 +56,7 @@ class Network:
             with tf.init_scope():  # The program may also use this state outside of a loop.
                 return tf.zeros([1, size], dtype)
 
-        context = Context(config, _NUM_WORDS, tuple(map(str, range(_NUM_WORDS))), num_rows=1)
+        context = Context(config, vocab_size, words, num_rows=1)
         # As in training, operations must not take the names of variables.
         scope = tf.name_scope("lm_network")
         with tf.Graph().as_default(), shared_variables(config, training=False), scope:
@@ -68,6 +68,8 @@ class Network:
                 " not reach the next window: define state_shapes and build_logits with tf1.fed"
             )
         return {str(index): [size] for index, size in enumerate(sizes)}
+
+    state_shapes.needs_vocabulary = True
 
     def build_logits(
         self, inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
@@ -88,6 +90,12 @@ class Network:
                 f" {vocab_size:,}: build the program with context.vocab_size"
             )
         logits_BTV = tf.reshape(logits, [-1 if rows is None else rows, steps, context.vocab_size])
+        if len(last) != len(state):
+            raise UserError(
+                f"tf1.network: {self._state} has {len(last)} parts, but the zero_state calls of the"
+                f" cells return {len(state)}, so they cannot be paired: define state_shapes and"
+                " build_logits with tf1.fed"
+            )
         return tf.transpose(logits_BTV, [1, 0, 2]), dict(zip(state, last))
 
     def _run(
@@ -106,18 +114,21 @@ class Network:
             return states[cell]
 
         call = current_call()
-        call.words, call.logits = tf.transpose(inputs_TB), None
+        call.words, call.logits = tf.transpose(inputs_TB), []
         with contextlib.ExitStack() as stack:
             # Without a state, the cells of a model start with zeros in each window.
             for cls in cell_classes() if self._state else ():
                 stack.enter_context(replaced(cls, {"zero_state": zero_state}))
             built = self._build(call.words, context)
-        logits = _part(built, self._logits) if self._logits else call.logits
-        if logits is None:
+        if self._logits:
+            call.logits = [_part(built, self._logits)]
+        if len(call.logits) != 1:
+            number = f"{len(call.logits)} different cross entropies"
             raise UserError(
-                "tf1.network: the program computes no cross entropy; pass the name of its logits"
+                f"tf1.network: the program computes {number if call.logits else 'no cross entropy'}"
+                "; pass the name of its logits"
             )
-        return logits, tf.nest.flatten(_part(built, self._state)) if self._state else []
+        return call.logits[0], tf.nest.flatten(_part(built, self._state)) if self._state else []
 
 
 def _part(built: Any, name: str) -> Any:

@@ -85,8 +85,14 @@ def script(
         module = importlib.util.module_from_spec(spec)
         program.prepare(module)
         sys.modules[spec.name] = module  # a new module may define its flags again
+        names = _Names(vars(module), kept)
         with _empty_command_line(path), up_to_the_optimizer(program.tensorflow):
-            exec(code, vars(module), _Names(vars(module), kept))
+            exec(code, vars(module), names)
+        if unused := kept.keys() - names.assigned:
+            raise UserError(
+                f"{path} assigns no {', '.join(sorted(unused))} before it creates an optimizer or"
+                " a session: pass names that the file assigns at its top level"
+            )
         return types.SimpleNamespace(**vars(module))
 
     with tf.Graph().as_default():
@@ -100,8 +106,10 @@ class _Names(collections.UserDict):
 
     def __init__(self, names: dict[str, Any], kept: Mapping[str, Any]):
         self.data, self._kept = names, kept
+        self.assigned: set[str] = set()
 
     def __setitem__(self, name: str, value: Any) -> None:
+        self.assigned.add(name)
         self.data[name] = self._kept.get(name, value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -37,6 +38,19 @@ class Namespace(types.ModuleType):
 
     def _missing(self, name: str) -> Any:
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+def class_like(cls: type, create: Callable[..., Any]) -> type:
+    """Return a class whose instances are the instances of `cls`, but which `create` creates."""
+
+    class Type(type):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            return create(*arguments, **options)
+
+        def __instancecheck__(self, value: Any) -> bool:
+            return isinstance(value, cls)
+
+    return Type(cls.__name__, (), {})
 
 
 class Package(Namespace):

@@ -24,9 +24,18 @@ from tensorflow.python.ops import (
 from lm.errors import UserError
 from lm.tf1 import adapter, feeds, inert
 from lm.tf1.call import current_call, see_logits
-from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, InternalCells, Missing, legacy_seq2seq
-from lm.tf1.namespace import Namespace, Package
+from lm.tf1.contrib import (
+    MODE_KEYS,
+    NEST,
+    RNN_CELLS,
+    Contrib,
+    InternalCells,
+    Missing,
+    legacy_seq2seq,
+)
+from lm.tf1.namespace import Namespace, Package, class_like
 
+absl.flags.disclaim_key_flags()  # Flags belong to the module of the program, not to this module.
 _REAL = ("python", "core", "tools")  # packages that still exist
 _RENAMED = {  # names of TF 0.x
     "pack": tf.stack,
@@ -46,6 +55,8 @@ _CROSS_ENTROPIES = (
     "sparse_softmax_cross_entropy_with_logits",
     "sigmoid_cross_entropy_with_logits",
 )
+_LOSSES = ("softmax_cross_entropy", "sparse_softmax_cross_entropy")
+_OLD_OPTIONS = {"flag_name": "name", "default_value": "default", "docstring": "help"}  # of flags
 _EstimatorSpec = collections.namedtuple(
     "EstimatorSpec",
     "mode predictions loss train_op eval_metric_ops export_outputs training_chief_hooks"
@@ -68,6 +79,7 @@ class TensorFlow(Namespace):
             seq2seq=legacy_seq2seq(),
             **{name: _with_logits_first(getattr(tf.nn, name)) for name in _CROSS_ENTROPIES},
         )
+        nn.softmax_cross_entropy_with_logits_v2 = nn.softmax_cross_entropy_with_logits
         self._flags = _flags()
         super().__init__(
             "tensorflow",
@@ -75,7 +87,7 @@ class TensorFlow(Namespace):
             tensorflow,
             **_RENAMED,
             **inert.parts_of_tensorflow(),
-            Variable=adapter.create_variable,
+            Variable=class_like(tensorflow.Variable, adapter.create_variable),
             while_loop=adapter.while_loop,
             placeholder=feeds.placeholder,
             placeholder_with_default=feeds.placeholder_with_default,
@@ -84,10 +96,15 @@ class TensorFlow(Namespace):
             scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
+            losses=Namespace(
+                "tensorflow.losses",
+                tf.losses,
+                **{name: _with_logits_second(getattr(tf.losses, name)) for name in _LOSSES},
+            ),
             estimator=Namespace(
                 "tensorflow.estimator",
                 Missing("estimator"),
-                ModeKeys=types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer"),
+                ModeKeys=MODE_KEYS,
                 EstimatorSpec=_EstimatorSpec,
             ),
             flags=self._flags,
@@ -196,12 +213,31 @@ def _with_logits_first(cross_entropy: Callable) -> Callable:
     return call
 
 
+def _with_logits_second(loss: Callable) -> Callable:
+    """Return a function of `tf.losses` that remembers its logits."""
+
+    @functools.wraps(loss)
+    def call(*arguments: tf.Tensor, **options: Any) -> tf.Tensor:
+        see_logits(arguments[1] if len(arguments) > 1 else options.get("logits"))
+        return loss(*arguments, **options)
+
+    return call
+
+
 def _flags() -> Namespace:
     """Return `absl.flags` with separate flags, which do not read the command line."""
     values = absl.flags.FlagValues()
     values.mark_as_parsed()  # the flags have their defaults
+
+    def with_values(define: Callable) -> Callable:
+        def call(*arguments: Any, **options: Any) -> Any:
+            options = {_OLD_OPTIONS.get(name, name): value for name, value in options.items()}
+            return define(*arguments, **{"flag_values": values, **options})
+
+        return call
+
     defines = {
-        name: functools.partial(define, flag_values=values)
+        name: with_values(define)
         for name, define in vars(absl.flags).items()
         if name.startswith("DEFINE")
     }

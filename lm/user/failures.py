@@ -24,7 +24,7 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
         return function(*arguments)
     except ProgramExit as error:
         message, cause = str(error), error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message, cause = short_message(error) + hint(path, _frames(error), str(error)), error
         if "EagerTensor" in str(error):  # a constant, or a variable from tf.Variable
             message += "; create tensors inside the function, not at the top of the file"

@@ -34,6 +34,10 @@ def build(x, is_training):
 LOSSES = """
 import tensorflow as tf
 
+def cross_entropy(labels, logits):
+    assert labels.shape == [15] and logits.shape == [15, 7]
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
 def build(x, is_training):
     logits, targets = tf.random.stateless_normal([3, 5, 7], [1, 2]), tf.zeros([3, 5], tf.int32)
     weights = tf.constant([[1., 0., 1., 1., 0.]] * 3)
@@ -44,12 +48,22 @@ def build(x, is_training):
         tf.unstack(logits, axis=1), tf.unstack(targets, axis=1), tf.unstack(weights, axis=1))
     whole = tf.contrib.legacy_seq2seq.sequence_loss(
         tf.unstack(logits, axis=1), tf.unstack(targets, axis=1), tf.unstack(weights, axis=1))
+    of_function = tf.contrib.seq2seq.sequence_loss(
+        logits, targets, weights, softmax_loss_function=cross_entropy)
+    of_sums = tf.contrib.seq2seq.sequence_loss(
+        logits, targets, 2 * weights, average_across_timesteps=False, average_across_batch=False,
+        sum_over_timesteps=True, sum_over_batch=True)
+    at_once = tf.contrib.legacy_seq2seq.sequence_loss_by_example(
+        [tf.reshape(logits, [15, 7])], [targets], [tf.reshape(weights, [15])])
     losses = -tf.nn.log_softmax(logits)[..., 0] * weights
     close = [
         tf.debugging.assert_near(total, tf.reduce_sum(losses) / 9),
         tf.debugging.assert_near(by_step, tf.reduce_sum(losses, 0) / 3),
         tf.debugging.assert_near(by_example, tf.reduce_sum(losses, 1) / 3),
         tf.debugging.assert_near(whole, tf.reduce_sum(losses) / 9),
+        tf.debugging.assert_near(of_function, tf.reduce_sum(losses) / 9),
+        tf.debugging.assert_near(of_sums, 2 * tf.reduce_sum(losses) / 9),
+        tf.debugging.assert_near(at_once, tf.reshape(losses, [15])),
     ]
     with tf.control_dependencies(close):
         return tf.identity(x)

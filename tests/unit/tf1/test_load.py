@@ -127,6 +127,7 @@ def test_a_program_with_packages_is_imported_from_its_root(load, tmp_path):
         ),
         ("tf.estimator.Estimator(x)", "tf.estimator.Estimator .*; use python -m lm.train"),
         ("tf.estimator.RunConfig()", "tf.estimator.RunConfig does not exist"),
+        ("x if 1 == tf.contrib.tpu.KEY else x", "tf.contrib.tpu.KEY does not exist"),
         (
             "import no_package",
             r"No module named 'no_package'; .*stubs=\('no_package',\) to tf1.load",
@@ -193,7 +194,11 @@ class Scale(_LayerRNNCell):
         return x * self.w, state
 
 def model_fn(x, mode):
-    assert (mode == tf.estimator.ModeKeys.TRAIN) != (mode == tf.estimator.ModeKeys.EVAL)
+    for keys in (tf.estimator.ModeKeys, tf.contrib.learn.ModeKeys):
+        assert (mode == keys.TRAIN) != (mode == keys.EVAL)
+    variable = tf.Variable(1.0)
+    assert isinstance(variable, (tf.Tensor, tf.Variable)) and not isinstance(x, tf.Variable)
+    assert isinstance(x.graph, tf.Graph)
     return tf.estimator.EstimatorSpec(mode, predictions=x, loss=None)
 
 @no_package.decorator

@@ -127,6 +127,36 @@ class Cell(tf.nn.rnn_cell.GRUCell):
 """
 
 
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (
+            "self.final_state = (*self.final_state, loss)",
+            "final_state has 4 parts, but the zero_state calls of the cells return 3",
+        ),
+        (
+            "tf.losses.sparse_softmax_cross_entropy(self.targets, 2 * logits3)",
+            "computes 2 different cross entropies; pass the name of its logits",
+        ),
+        (
+            "tf.nn.softmax_cross_entropy_with_logits_v2(labels=logits3, logits=2 * logits3)",
+            "computes 2 different cross entropies; pass the name of its logits",
+        ),
+        ("tf.losses.sparse_softmax_cross_entropy(self.targets, logits3)", None),
+        ("tf.get_variable('v', initializer=np.ones([11, 2], 'f')[:size]); assert size == 11", None),
+    ],
+)
+def test_the_logits_and_the_state_are_not_guessed(load, line, message):
+    lines = ["logits3 = tf.reshape(logits, [rows, steps, size])", line, "self.lr ="]
+    text = "import numpy as np" + OBJECT.replace("self.lr =", "\n        ".join(lines))
+    file = load_network(load, text, "Model(*words.shape, context.vocab_size), state='final_state'")
+    if message is None:
+        assert train_and_evaluate(file)
+        return
+    with pytest.raises(UserError, match=message):
+        train_and_evaluate(file)
+
+
 def test_cells_may_define_their_zero_state(load):
     text = OWN_ZERO_STATE + OBJECT.replace("tf.contrib.rnn.GRUCell", "Cell")
     text = text.replace("tf.contrib.rnn.MultiRNNCell(cells)", "cells[1]")

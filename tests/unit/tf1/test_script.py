@@ -12,7 +12,7 @@ SCRIPT = """
 import tensorflow as tf
 import parts
 
-tf.app.flags.DEFINE_integer("units", 4, "units of the cell")
+tf.app.flags.DEFINE_integer(flag_name="units", default_value=4, docstring="units of the cell")
 FLAGS = tf.app.flags.FLAGS
 batch_size = 32
 num_steps, vocab_size = 35, 10000
@@ -70,6 +70,12 @@ def test_a_script_is_run_up_to_its_optimizer(load, caplog):
     assert losses[-1] < losses[0]
     check_network(file.config, V, file.functions)
     assert not caplog.text
+
+
+def test_a_variable_that_a_script_does_not_assign_is_an_error(load):
+    text = CONFIG.replace("batch_size=rows", "batch_size=rows, keep_prop=1")
+    with pytest.raises(UserError, match=r"script.py assigns no keep_prop before it creates an"):
+        train_and_evaluate(load(text, script=SCRIPT, parts=PARTS))
 
 
 def test_an_error_of_a_script_names_its_line(load):

@@ -81,6 +81,7 @@ MISTAKES = {
     "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, w.assign_add(x[0, 0]))\n"
     "    x *= w\n" + GOOD:
         "line 14: build_outputs adds train/lm_network/AssignAddVariableOp to UPDATE_OPS, which",
+    "    print('no such cell'); exit()\n" + GOOD: "mine.py, line 13, in build_outputs: SystemExit",
     "    tf.set_random_seed(7)\n" + GOOD: "sets TensorFlow's seed: remove it",
     # The number of rows is only known in a run.
     "    rows = tf.reshape(x, [-1, 4])\n"
