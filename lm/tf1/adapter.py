@@ -93,7 +93,12 @@ def _draws_from(context: Context) -> Iterator[None]:
         if isinstance(initializer, tf.Tensor):
             _seed_by_name(initializer, name, call)
         with replaced(gen_random_ops, originals):  # initializers have the seeds of variables
-            return getter(name, *arguments, **options)
+            variable = getter(name, *arguments, **options)
+        if partitioner := options.get("partitioner"):
+            call.shards[variable.name], *_ = partitioner(
+                shape=variable.shape, dtype=variable.dtype.base_dtype
+            )
+        return variable
 
     stateless = stateless_operations(call.seed)
     samplers = stateless_samplers(call.seed)

@@ -25,6 +25,7 @@ class Call:
         self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
         self.loops: list[tf.Tensor] = []  # indices of the iterations of the surrounding loops
         self.names: set[str] = set()  # names of variables
+        self.shards: dict[str, int] = {}  # parts of the rows of a partitioned variable, by name
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
         self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
         self.default_names: collections.Counter = collections.Counter()  # calls with each name

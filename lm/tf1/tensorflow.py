@@ -73,6 +73,7 @@ class TensorFlow(Namespace):
             "tensorflow.nn",
             tf.nn,
             dynamic_rnn=_dynamic_rnn,
+            embedding_lookup=_embedding_lookup,
             rnn=tf.nn.static_rnn,
             bidirectional_rnn=tf.nn.static_bidirectional_rnn,
             rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell, _linear=_linear),
@@ -187,6 +188,22 @@ def _scatter_update(*arguments: Any, **options: Any) -> Any:
         "tf.scatter_update changes a variable outside of the optimizer; use constraint= of"
         " tf.get_variable, or remove it with MODULE.tf.scatter_update = lambda *arguments: None"
     )
+
+
+def _embedding_lookup(
+    params: Any, ids: Any, partition_strategy: str = "mod", *arguments: Any, **options: Any
+) -> tf.Tensor:
+    """Look up the rows of a partitioned variable as TF 1.x does.
+
+    This trainer does not partition variables. With "mod", the ID i is row i // N of part i % N.
+    """
+    call = current_call()
+    num_parts = call.shards.get(getattr(params, "name", None), 1) if call else 1
+    if num_parts > 1 and partition_strategy == "mod":
+        size, rest = divmod(params.shape.as_list()[0], num_parts)  # The first parts are larger.
+        part = ids % num_parts
+        ids = part * size + tf.minimum(part, rest) + ids // num_parts
+    return tf.nn.embedding_lookup(params, ids, partition_strategy, *arguments, **options)
 
 
 def _concat(values: Any, axis: Any, name: str = "concat") -> tf.Tensor:

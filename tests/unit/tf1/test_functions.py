@@ -70,6 +70,37 @@ def build(x, is_training):
 """
 
 
+PARTITIONED = """
+import tensorflow as tf
+
+def build(x, is_training):
+    ids = tf.constant([[0, 1, 2], [3, 4, 10]])
+    partitioner = tf.fixed_size_partitioner(4)
+    with tf.variable_scope("parts", partitioner=partitioner):
+        table = tf.get_variable("table", initializer=tf.range(11.), trainable=False)
+    close = [
+        tf.debugging.assert_equal(tf.nn.embedding_lookup(table, ids), tf.constant(MOD)),
+        tf.debugging.assert_equal(tf.nn.embedding_lookup(table, ids, "div"), tf.to_float(ids)),
+    ]
+    with tf.control_dependencies(close):
+        return tf.identity(x)
+"""
+
+
+def test_rows_of_partitioned_variables_are_those_of_tensorflow(load):
+    with tf.Graph().as_default(), tf.Session() as session:
+        table = tf.get_variable(
+            "table", [11], partitioner=tf.fixed_size_partitioner(4),
+            initializer=lambda shape, dtype, partition_info: (
+                tf.range(shape[0], dtype=dtype) + partition_info.var_offset[0]),
+        )  # fmt: skip
+        found = tf.nn.embedding_lookup(table, [[0, 1, 2], [3, 4, 10]])
+        session.run(tf.global_variables_initializer())
+        of_tensorflow = session.run(found).tolist()
+    assert of_tensorflow[0][1] != 1
+    assert train_and_evaluate(load(model=PARTITIONED.replace("MOD", str(of_tensorflow))))
+
+
 OLD_ORDERS = """
 import tensorflow as tf
 from tensorflow.python.ops import array_ops
