@@ -38,6 +38,7 @@ class Corpus:
     """The splits of a corpus as token IDs, and their tokenizer."""
 
     record: CorpusRecord  # kind, path and SHA-256 (of the splits and the vocabulary)
+    sha256: Mapping[str, str]  # of the text of each split
     tokenizer: Tokenizer
     # Memory-mapped int32 token IDs [tokens]; None if there is no test split.
     train: np.ndarray
@@ -47,8 +48,10 @@ class Corpus:
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 
-def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
-    """Find and load the corpus of a training run."""
+def load_corpus_to_train(
+    config: Config, options: RunOptions, verified: Mapping[str, str] | None = None
+) -> Corpus:
+    """Find and load the corpus of a training run. See `load_corpus` for `verified`."""
     resumed = options.output_dir if options.resume else None
     start = run_of_checkpoint(options.init_from) if options.init_from else None
     run_dirs = [resumed] if resumed else []
@@ -62,7 +65,7 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
         tokenizer = earlier_tokenizer(start, config, "--init_from")
         if tokenizer:
             logger.info("--init_from: using the tokenizer of %s", start)
-    corpus = load_corpus(data_path, config, options.data_url, tokenizer)
+    corpus = load_corpus(data_path, config, options.data_url, tokenizer, verified)
     if config.adaptive_softmax_cutoffs and not corpus.tokenizer.sorts_by_frequency:
         raise UserError(
             "adaptive_softmax_cutoffs needs token IDs that are sorted by frequency, so it needs"
@@ -80,6 +83,7 @@ def load_corpus(
     config: Config = _CONFIG,
     data_url: str | None = None,
     tokenizer: Tokenizer | None = None,
+    verified: Mapping[str, str] | None = None,
 ) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
@@ -88,13 +92,15 @@ def load_corpus(
         which is downloaded if the directory contains neither; see data/README.md.
       config: Selects the tokenizer and limits its vocabulary.
       tokenizer: Replaces the tokenizer of the config.
+      verified: The SHA-256 of each split, if another process of this host has just computed it and
+        verified the token IDs. The files are then not read again.
     """
     kind, directory, sources = find_sources(data_path, config, data_url)
-    sha256_by_split = checksums(kind, sources)
+    sha256_by_split = verified or checksums(kind, sources)
     is_inherited = tokenizer is not None
     given = None if is_inherited else config.vocabulary
     tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
-    recipe = Recipe(sources, sha256_by_split, config, tokenizer)
+    recipe = Recipe(sources, sha256_by_split, config, tokenizer, is_verified=bool(verified))
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
         check_known(sources[split].path, facts, encoded.tokenizer, given)
@@ -107,6 +113,7 @@ def load_corpus(
     is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
         record=corpus_record(kind, data_path, sha256_by_split, encoded.tokenizer),
+        sha256=sha256_by_split,
         tokenizer=encoded.tokenizer,
         train=encoded.ids["train"],
         valid=encoded.ids["valid"],

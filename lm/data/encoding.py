@@ -37,6 +37,7 @@ class Recipe:
     sha256: Mapping[str, str]  # for each split
     config: Config
     tokenizer: Tokenizer | None  # None: the training text determines the vocabulary
+    is_verified: bool = False  # whether a process of this host has just verified the token IDs
 
 
 @dataclasses.dataclass(frozen=True)

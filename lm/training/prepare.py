@@ -62,11 +62,14 @@ def prepare(
         _check_options(config, options, comm.size)
         rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
-    # rank in turn.
+    # rank in turn, and each rank would read all files to verify them.
+    corpus = verified = None
     for is_first in (True, False):
         with supervisor.preparing("the reading of the corpus"), on_all_ranks(comm):
             if is_first == (comm.local_rank == 0):
-                corpus = load_corpus_to_train(config, options)
+                corpus = load_corpus_to_train(config, options, verified)
+        found = [sha256 for sha256 in comm.gather(corpus and corpus.sha256) if sha256]
+        verified = found[0] if all(sha256 == found[0] for sha256 in found) else None
     provenance = find_provenance(comm)
     with on_all_ranks(comm):
         shuffle_seed = config.seed if config.window_order == "shuffled" else None

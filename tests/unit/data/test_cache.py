@@ -125,6 +125,15 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     assert len(encodings) == 3
 
 
+def test_one_process_of_a_host_verifies_for_all(tmp_path, monkeypatch):
+    data_path = write(tmp_path / "d")
+    first = load_corpus(data_path)
+    for module, name in [(lm.data.cache, "sha256_of"), (lm.data.corpus, "sha256_of_text")]:
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a file is read again"))
+    second = load_corpus(data_path, verified=first.sha256)
+    assert second.record == first.record and np.array_equal(second.train, first.train)
+
+
 def test_a_run_that_resumes_does_not_encode_again(tmp_path, encodings):
     data_path = write(tmp_path / "d", valid="cow\n")
     first = load_corpus(data_path)
