@@ -80,5 +80,6 @@ run_search() {
     fi
     run_job "$python" -m lm.search --output_dir "$output_dir" ${HOSTS:+--hosts "$HOSTS"} "$@" || return
     # There is no search after --help.
-    [[ ! -e $output_dir/search.json ]] || "$python" -m lm.report "$output_dir" --html "$output_dir/report.html"
+    [[ ! -e $output_dir/search.json ]] || "$python" -m lm.report "$output_dir" --html "$output_dir/report.html" ||
+        say "the search has finished, but its report cannot be written"
 }

@@ -53,8 +53,8 @@ run_job() {
         wait "$job" || code=$?
         kill -0 "$job" 2>/dev/null || break
     done
-    trap - TERM INT HUP USR2
-    trap : USR1
+    trap - TERM INT HUP
+    trap : USR1 USR2 # a time limit that comes now must not interrupt a script that queues the job again
     [[ -z $killed ]] || code=130
     # Other codes are errors, for example of the last save. But 0 does not mean that the run is complete:
     # mpirun returns 0 if a signal arrives while it connects to a host. horovodrun only returns 0 and 1.

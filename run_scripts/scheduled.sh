@@ -11,6 +11,7 @@
 #   Other codes are failures.
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
+trap 'stopped_by=140' USR2 # the time limit is near, but the job has not started
 whole_number MAX_REQUEUES "${MAX_REQUEUES:-10}"
 [[ -x $python ]] || fail "run run_scripts/setup.sh first"
 HOSTS='' HOSTFILE=''

@@ -87,7 +87,9 @@ def run(tasks: Sequence[Task], options: Options, hosts: str | None = None) -> li
     uses_mpirun = ranks > 1 or hosts  # one rank runs on the first host
     launcher = mpirun_command(ranks, hosts) if uses_mpirun else []
     name = f"{tasks[0].implementation} on {ranks} rank{'s' * (ranks > 1)}"
-    environment = mpirun_environment(OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3")
+    environment = mpirun_environment(
+        hosts, OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"
+    )
     try:
         done = subprocess.run(
             [*launcher, sys.executable, "-m", "lm.benchmark", "worker", json.dumps(facts)],

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lm.cli import program
 from lm.cli.parser import parse
@@ -59,27 +59,28 @@ def start_ranks(options: CheckOptions) -> None:
     """Run the checks in new ranks under mpirun."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:  # Open MPI does not start mpirun inside mpirun
         raise UserError("the check needs two or more ranks: use mpirun -np 2, or no mpirun")
-    allocation = None if options.hosts else read_allocation()
+    given = options.hosts or os.environ.get("HOSTS")
+    allocation = None if given else read_allocation()
     if allocation and sum(allocation.ranks.values()) < 2:
         allocation = None  # start two ranks on this host
-    hosts = allocation.hosts if allocation else options.hosts
+    hosts = allocation.hosts if allocation else given
     num_ranks = sum(slots_of_hosts(hosts)) if hosts else 2
     if num_ranks < 2:
         raise UserError(f"the check needs two or more ranks: use --hosts {hosts},other:1")
     launcher = mpirun_command(num_ranks, hosts)
     # All ranks may load TensorFlow from the same shared file system.
     timeout = TIMEOUT_SECONDS * (1 + num_ranks / 64)
-    _run([*launcher, sys.executable, "-m", "lm.check"], timeout)
+    _run([*launcher, sys.executable, "-m", "lm.check"], mpirun_environment(hosts), timeout)
 
 
-def _run(command: Sequence[str], timeout: float) -> None:
+def _run(command: Sequence[str], env: Mapping[str, str], timeout: float) -> None:
     # Use a file, because processes that outlive mpirun would keep a pipe open.
     code = None
     with tempfile.TemporaryFile(mode="w+", errors="replace") as stderr:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
                 command,
-                env=mpirun_environment(),
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,  # ssh without a terminal cannot wait for a password

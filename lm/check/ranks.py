@@ -169,7 +169,7 @@ def check_network(facts: Facts) -> Result:
     names = by_rank([f"{f.name} ({f.gbps:g} Gbit/s)" if f else "no fabric" for f in fabrics])
     text = f"the transport is {facts[0]['transport']}; the hosts have {names}"
     fix = ""
-    if bytes_per_second_of_fabric(facts) and facts[0]["transport"].startswith("TCP"):
+    if _needs_fabric(facts) and facts[0]["transport"].startswith("TCP"):
         fix = (
             "the job does not use the fabric: unset NETWORK, OMPI_MCA_pml and OMPI_MCA_btl, or use"
             " an Open MPI with UCX or OFI"
@@ -179,10 +179,14 @@ def check_network(facts: Facts) -> Result:
     return Result("network", text, fix)
 
 
+def _needs_fabric(facts: Facts) -> bool:
+    """Return whether the ranks are on several hosts that all have a fabric."""
+    return len({rank["host"] for rank in facts}) > 1 and all(rank["fabric"] for rank in facts)
+
+
 def bytes_per_second_of_fabric(facts: Facts) -> float:
-    """Return the lowest bandwidth of the hosts' fabrics, or 0 if the job does not need them."""
-    is_one_host = len({rank["host"] for rank in facts}) == 1
-    if is_one_host or not all(rank["fabric"] for rank in facts):
+    """Return the lowest bandwidth of the hosts' fabrics, or 0 if it is unknown or not needed."""
+    if not _needs_fabric(facts):
         return 0.0
     return min(Fabric(*rank["fabric"]).gbps for rank in facts) * 1e9 / 8
 

@@ -57,27 +57,30 @@ def find_job() -> tuple[str, str]:
     return f"{scheduler}-{job}" + f"_{index}" * bool(index), index
 
 
-def remote_shell() -> dict[str, str]:
-    """Return the variables that tell mpirun how to start processes on other hosts."""
+def remote_shell(hosts: str | None = None) -> dict[str, str]:
+    """Return the variables that tell mpirun how to start processes on `hosts`, or on $HOSTS."""
+    if {"OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent"} & os.environ.keys():
+        return {}
     scheduler = find_scheduler()
     shell = _REMOTE_SHELLS.get(scheduler)
     if shell and shutil.which(shell):
         return {"OMPI_MCA_plm_rsh_agent": shell}
     # Open MPI may be built for the scheduler, and then needs no program to reach other hosts.
-    if shutil.which("ssh") or shutil.which("rsh") or (scheduler and not _is_on_one_host()):
+    if shutil.which("ssh") or shutil.which("rsh") or not _is_on_one_host(hosts):
         return {}
     # Without ssh and rsh, Open MPI does not even start ranks on this host, for example in a
     # container. "isolated" must not be used for several hosts: it starts all ranks on this host.
     return {"OMPI_MCA_plm": "isolated"}
 
 
-def _is_on_one_host() -> bool:
-    """Return whether all ranks of a scheduler's job are on one host."""
-    hosts = os.environ.get("HOSTS")
-    if hosts:
-        return "," not in hosts
+def _is_on_one_host(hosts: str | None) -> bool:
+    """Return whether all ranks are on one host: by default, the hosts of the user or the job."""
+    hosts = hosts or os.environ.get("HOSTS")
+    if hosts or os.environ.get("HOSTFILE"):
+        return bool(hosts) and "," not in hosts
     try:
-        return len(read_allocation().ranks) == 1
+        allocation = read_allocation()
+        return allocation is None or len(allocation.ranks) == 1
     except UserError:  # The files of the scheduler are not in this container.
         return True
 

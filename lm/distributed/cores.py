@@ -129,8 +129,10 @@ def cpu_quota(root: str = "/") -> float:
                 continue
             # The limits of all parent groups apply too. A container sees its own group at the
             # mount point, and the listed path may exist only on the host.
-            group = mount / controllers / path.lstrip("/")
-            quotas += map(_quota, (group, *group.parents))
+            # The order of the names may differ, as in cpu,cpuacct; a link has a single name.
+            for name in {controllers, controllers and "cpu"}:
+                group = mount / name / path.lstrip("/")
+                quotas += map(_quota, (group, *group.parents))
     return min(quotas)
 
 

@@ -5,6 +5,7 @@ default settings of Open MPI. `run_scripts/launch.sh` passes the variables of it
 """
 
 import contextlib
+import fnmatch
 import os
 import pathlib
 import re
@@ -20,13 +21,18 @@ _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # Under Slurm, mpirun starts one daemon per host with srun. With these variables, all ranks of the
 # host would share the cores and GPUs of a single task.
-PER_TASK = ("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
+PER_TASK = (
+    "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK",
+    "SLURM_CPUS_PER_TASK",  # read by srun before Slurm 22.05
+)  # fmt: skip
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Otherwise, mpirun spreads ranks over the hosts of a scheduler's job.
 _THIS_HOST = ("-mca", "ras", "^slurm,tm,lsf,gridengine")
 _PLACES = ("none", "socket", "numa")
 # mpirun rejects a rankfile if a mapping is set, and does not bind ranks if the binding is "none".
-_PLACING = re.compile(r"-(map-by|rf|rankfile|cpu-set|cpu-list) ")
+_PLACING = re.compile(
+    r"-(map-by|rf|rankfile|cpu-set|cpu-list|N|npernode|pernode|npersocket|ppr|by(node|slot|core))(\s|$)"
+)
 
 
 def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
@@ -50,8 +56,11 @@ def ranks_on(num_ranks: int, hosts: str) -> list[str]:
 
 def passed_variables() -> list[str]:
     """Return the mpirun arguments that pass environment variables to ranks on other hosts."""
-    names = [name for name in _read_lines(_PASSED_ON) if os.environ.get(name)]
-    return [word for name in names for word in ("-x", name)]
+    words = []
+    for pattern in _read_lines(_PASSED_ON):
+        names = fnmatch.filter(sorted(os.environ), pattern)
+        words += [word for name in names if os.environ[name] for word in ("-x", name)]
+    return words
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:
@@ -59,13 +68,16 @@ def _read_lines(path: pathlib.Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
-def mpirun_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with changes, and with this project's defaults."""
+def mpirun_environment(hosts: str | None = None, **changes: str) -> dict[str, str]:
+    """Return the environment of an mpirun on `hosts`, by default on $HOSTS.
+
+    This is the environment of this process with changes, and with this project's defaults.
+    """
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
     defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
     given = {k: v for k, v in environment_without_launcher().items() if k not in PER_TASK}
     given |= _library_path()
-    return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
+    return {**defaults, **place_settings(), **remote_shell(hosts), **for_root, **given, **changes}
 
 
 def _library_path() -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -41,6 +42,18 @@ class _Process(NamedTuple):
 
     host: str
     pid: int
+    namespace: str  # the boot and the PID namespace, because several hosts may have the same name
+
+    def shares_pids(self, other: _Process) -> bool:
+        return (self.host, self.namespace) == (other.host, other.namespace)
+
+
+def _this_process() -> _Process:
+    namespace = ""
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return _Process(socket.gethostname(), os.getpid(), namespace)
 
 
 class _Phase(NamedTuple):
@@ -68,7 +81,7 @@ class Supervisor:
         exits = is_command or comm.size > 1  # a single process may be the user's notebook
         self.signals, self.timeout = Signals(comm.is_rank_0, exits), timeout_seconds
         self._comm, self._num_progressed = comm, 0
-        self._own, self._processes = _Process(socket.gethostname(), os.getpid()), []
+        self._own, self._processes = _this_process(), []
         self.on_failure: Callable[[str], None] = lambda reason: None
         self._phase = _Phase("the preparation", time.monotonic(), patient=True)
         self._closed = threading.Event()
@@ -160,7 +173,7 @@ class Supervisor:
         # The disk may hang, so do not wait for this thread.
         threading.Thread(target=self.on_failure, args=[reason], daemon=True).start()
         _print_error(reason)
-        if any(process.host != own.host for process in self._processes):
+        if not all(map(own.shares_pids, self._processes)):
             # mpirun, or its daemon, would wait forever for a disconnected host.
             launcher = mpirun_above()
             with contextlib.suppress(OSError):
@@ -220,7 +233,7 @@ class Waiting:
 
 def _stopped(processes: Sequence[_Process], own: _Process) -> list[int]:
     """Return the ranks on this host whose processes are stopped or gone."""
-    here = [(rank, process) for rank, process in enumerate(processes) if process.host == own.host]
+    here = [(rank, process) for rank, process in enumerate(processes) if own.shares_pids(process)]
     return [rank for rank, process in here if process != own and not _is_running(process.pid)]
 
 
@@ -228,14 +241,14 @@ def _waited_for(processes: Sequence[_Process], own_rank: int) -> str:
     """Name the ranks that probably block this rank, as far as this host can know."""
     if not processes:
         return "the other ranks"
-    own_host = processes[own_rank].host
-    if stopped := _stopped(processes, processes[own_rank]):
+    own = processes[own_rank]
+    if stopped := _stopped(processes, own):
         verb = "are" if len(stopped) > 1 else "is"
-        return f"{name_ranks(stopped)} on {own_host}, which {verb} stopped or gone"
+        return f"{name_ranks(stopped)} on {own.host}, which {verb} stopped or gone"
     others = [rank for rank in range(len(processes)) if rank != own_rank]
     elsewhere: dict[str, list[int]] = {}
     for rank in others:
-        if processes[rank].host != own_host:
+        if not own.shares_pids(processes[rank]):
             elsewhere.setdefault(processes[rank].host, []).append(rank)
     if len(elsewhere) > _MOST_HOSTS:
         return f"the ranks on {len(elsewhere)} other hosts"

@@ -113,7 +113,7 @@ class TrialJob:
             for name, value in own.variable.items():  # differs between hosts
                 command += ["-x", f"{name}={value}"]
             command += self._program
-        return command, mpirun_environment()
+        return command, mpirun_environment(",".join(own.host for own in self.slots))
 
     def stop(self, wait: bool = False) -> None:
         """Make the job save and exit."""

@@ -37,6 +37,12 @@ from tests.meeting import on_ranks
             },
             3,
         ),
+        # The directory has a different order of the names, and links with one name.
+        (
+            "4:cpuacct,cpu:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "400000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            4,
+        ),
         (None, {}, math.inf),
     ],
 )

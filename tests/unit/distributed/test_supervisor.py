@@ -28,7 +28,8 @@ class Ranks(Communicator):
     def gather(self, value):
         if isinstance(value, dict):  # the report of a phase
             return [value] * 2
-        return [value, (value[0], other.pid), {elsewhere}]
+        host, _, namespace = value
+        return [value, (host, other.pid, namespace), {elsewhere}]
 
 supervisor.TICK_SECONDS = 0.02
 watched = supervisor.Supervisor(Ranks(), {timeout})
@@ -67,10 +68,17 @@ ELSEWHERE = {  # number of ranks on other hosts -> their names in the message
 }
 
 
+def test_a_process_of_another_host_with_the_same_name_is_not_looked_up_here():
+    own = supervisor._this_process()
+    gone = own._replace(pid=2**30)
+    elsewhere = gone._replace(namespace="another host")
+    assert supervisor._stopped([own, gone, elsewhere], own) == [1]
+
+
 def run(case):
     """Run code with a timeout of one second, on two ranks and on ranks elsewhere."""
     lines, num_elsewhere = case
-    elsewhere = f"*((f'n{{rank // 8}}', 1) for rank in range({num_elsewhere}))"
+    elsewhere = f"*((f'n{{rank // 8}}', 1, '') for rank in range({num_elsewhere}))"
     return run_code(PROGRAM.format(timeout=1, work="\n".join(lines), elsewhere=elsewhere))
 
 
