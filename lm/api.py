@@ -33,6 +33,7 @@ _connect = functools.cache(connect)  # at most one connection per process
 # Only one thread may open a run at a time, because opening temporarily changes the stderr, random
 # numbers and TensorFlow modules of the process.
 _opening = threading.RLock()
+_training = threading.Lock()  # held during a training, which has the log of the process
 
 
 def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str, Any]:
@@ -72,6 +73,8 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
     kept = file.config if before is None else Config(**before)
     changed = replaced(kept, **fields)
     changed.check_used(fields, from_rank_0(comm, lambda: recorded_fields(how)))
+    if not _training.acquire(blocking=False):
+        raise UserError("another thread of this process is training: use one process per run")
     try:
         results = run_training(changed, how, comm, file.functions)
     except Stopped as error:
@@ -79,6 +82,8 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
             raise
         # A loop over several runs must not start the next run.
         raise KeyboardInterrupt(str(error)) from None
+    finally:
+        _training.release()
     if "epoch" in results:
         return results
     # A finished run that is resumed trains no epoch.

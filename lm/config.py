@@ -261,6 +261,8 @@ class Config(Checked):
         if self.num_steps_total:
             total = f"num_steps_total {self.num_steps_total}"
             found["num_epochs"] = f"{total}: set num_steps_total to 0"
+        if not self.adaptive_softmax_cutoffs:
+            found["adaptive_softmax_factor"] = "a full softmax: also set adaptive_softmax_cutoffs"
         for field in dataclasses.fields(self):
             kind, _, users = field.metadata["used_by"].partition(" ")
             if kind and (chosen := getattr(self, kind)) not in users.split(" or "):

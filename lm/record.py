@@ -31,7 +31,7 @@ LOCK_FILE = ".lock"  # held by the job that writes to the directory
 _MAY_DIFFER = {
     "resume": {"length", "evaluation", "nothing"},
     "compare": {"length", "nothing"},
-    "search": {"weights", "length", "evaluation"},
+    "search": {"weights", "length"},
     "resume a search": {"nothing"},
 }
 

@@ -132,6 +132,7 @@ class Heartbeat(logging.Handler):
     def _beat(self) -> None:
         while not self._closed.wait(max(0.0, self._logged_at + self._seconds - time.monotonic())):
             if time.monotonic() >= self._logged_at + self._seconds:
+                self._logged_at = time.monotonic()  # also if the user's settings drop the line
                 logger.info(f"still in {self._activity()}")
 
 

@@ -103,9 +103,14 @@ class RunMetrics(NamedTuple):
         return next((e for e in reversed(self.events) if e["event"] == "test"), {})
 
     @property
+    def tests_best(self) -> bool:
+        """Whether the run tested the weights with the best validation, and not the last weights."""
+        return self.test.get("test_on") == "best"
+
+    @property
     def tested_epoch(self) -> Event:
         """The last epoch, or the best validation if the run tested these weights."""
-        if self.test.get("test_on") == "best":
+        if self.tests_best:
             validated = [e for e in self.events if e["event"] in ("epoch", "validation")]
             return min(validated, key=lambda e: e.get("valid_perplexity", math.inf), default={})
         return self.epochs[-1] if self.epochs else {}
@@ -139,10 +144,22 @@ class RunMetrics(NamedTuple):
     @property
     def tokens_per_second(self) -> float | None:
         """The mean training speed of all `num_ranks` ranks, or None without such an epoch."""
-        epochs = [e for e in self.epochs if e.get("world_size", 1) == self.num_ranks]
+        epochs = [
+            e
+            for e in self.epochs
+            if e.get("world_size", 1) == self.num_ranks and not self._may_be_mixed(e)
+        ]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
         tokens = sum(epoch["epoch_seconds"] * epoch["tokens_per_second"] for epoch in epochs)
         return tokens / seconds if seconds else None
+
+    def _may_be_mixed(self, epoch: Event) -> bool:
+        """Return whether different numbers of ranks may have computed parts of an epoch."""
+        if len({start["world_size"] for start in self.starts}) < 2:
+            return False
+        begin = (epoch["epoch"] - 1) * self.start.get("steps_per_epoch", 0)
+        resumed = [start.get("resumed_from_step", 0) for start in self.starts]
+        return any(begin < step < epoch["step"] for step in resumed)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -178,7 +195,11 @@ class RunMetrics(NamedTuple):
         reached = [
             e["step"] for e in self.events if e.get("valid_perplexity", math.inf) <= perplexity
         ]
-        return float(np.interp(reached[0], *self.clock())) if reached else None
+        return self.seconds_at(reached[0]) if reached else None
+
+    def seconds_at(self, step: int) -> float:
+        """Return the training time until a step."""
+        return float(np.interp(step, *self.clock()))
 
 
 def num_ranks_text(count: int) -> str:

@@ -55,8 +55,12 @@ def headline(section: Section) -> str:
         text += f" ({_comparable(valid, 'valid', 'bits_per_byte', '.4f')} bits per byte)"
     if "test_perplexity" in run.test:
         text += f" and a test perplexity of {_digits(run.test['test_perplexity'])}"
-    seconds = min(sum(epoch["epoch_seconds"] for epoch in run.epochs), _MAX_SHOWN)
-    text += f" after {epochs_text(run.num_epochs)} epochs, in {tqdm.format_interval(seconds)}"
+    epochs, seconds = run.num_epochs, sum(epoch["epoch_seconds"] for epoch in run.epochs)
+    if run.tests_best:
+        epochs *= valid["step"] / run.epochs[-1]["step"]
+        seconds = run.seconds_at(valid["step"])
+    interval = tqdm.format_interval(min(seconds, _MAX_SHOWN))
+    text += f" after {epochs_text(epochs)} epochs, in {interval}"
     text += f" on {run.ranks_text}."
     if run.exact == "yes":
         text += " Its results are bitwise identical on any supported number of ranks."
@@ -146,14 +150,15 @@ def _seeds(groups: Sequence[Group]) -> Table:
     for group in group_by_config(runs, ignored=["seed", "name"]):
         longest = max(run.step for run in group.runs)
         ended = [run for run in group.runs if run.step == longest or run.ended_early]
-        seeds = {run.record.config["seed"]: run for run in ended}
-        if len(seeds) > 1:
+        for label, tests_best in ((group.label, False), (f"{group.label}, best weights", True)):
+            same = [run for run in ended if run.tests_best == tests_best]
+            seeds = {run.record.config["seed"]: run for run in same}
+            if len(seeds) < 2:
+                continue
             values = ([*final_perplexities(r), *_final_bits(r, metric)] for r in seeds.values())
             epochs = sorted(run.num_epochs for run in seeds.values())
             ends = dict.fromkeys(map(epochs_text, (epochs[0], epochs[-1])))
-            rows.append(
-                [group.label, str(len(seeds)), " to ".join(ends), *map(_mean_text, zip(*values))]
-            )
+            rows.append([label, str(len(seeds)), " to ".join(ends), *map(_mean_text, zip(*values))])
     note = (
         "Mean ± standard deviation over seeds. Only the runs with the most steps, and the runs that"
         " --early_stopping_epochs ended, are counted."

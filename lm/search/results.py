@@ -88,8 +88,10 @@ def epochs_of(trial: FrozenTrial) -> str:
 
 
 def perplexity_of(trial: FrozenTrial) -> str:
-    """Return the validation perplexity of a trial, or a dash."""
-    return "-" if trial.value is None else format(trial.value, perplexity_form(trial.value))
+    """Return the validation perplexity of a trial, or a dash if it failed or has none."""
+    if FAILURE in trial.user_attrs or trial.value is None:
+        return "-"
+    return format(trial.value, perplexity_form(trial.value))
 
 
 def short_text(value: Any) -> str:

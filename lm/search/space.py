@@ -32,6 +32,8 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
     for part in text.split(","):
         name, _, values = map(str.strip, part.partition("="))
         try:
+            if name in space:
+                raise ValueError(f"{name} occurs twice")
             space[name] = _distribution(config, name, values)
         except ValueError as error:
             raise UserError(f"space: {part.strip()!r}: {first_line(error)}; {_EXAMPLE}") from error
@@ -45,7 +47,8 @@ def _distribution(config: Config, name: str, values: str) -> BaseDistribution:
         raise ValueError(f"{name!r} is not a Config field (see docs/flags.md)")
     if name not in may_differ("search", type(config)):
         raise ValueError(
-            f"cannot search {name}; all trials must have the same corpus, vocabulary and name"
+            f"cannot search {name}; all trials must have the same corpus, vocabulary, name and"
+            " evaluation"
         )
     plain_type = field_type(type(config), name)[0]
 

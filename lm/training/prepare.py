@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import os
 from typing import Any
 
+from lm import logger
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
@@ -15,7 +17,7 @@ from lm.distributed.provenance import find_provenance
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.record import RunRecord, settings_that_follow_validation
+from lm.record import InitRecord, RunRecord, settings_that_follow_validation
 from lm.tokens.selection import with_absolute_paths
 from lm.training.initialize import Source, find_source
 
@@ -89,6 +91,7 @@ def prepare(
             _check_rate(config, is_new=not run_dir.checkpoint)
             if run_dir.checkpoint:
                 init = run_dir.checkpoint.manifest.record.init_from
+                _check_init(options, init)
             elif options.init_from:
                 source = find_source(options)
                 init = source.record
@@ -128,6 +131,18 @@ def _check_rate(config: Config, is_new: bool) -> None:
     """Reject a schedule that starts with its highest rate; older versions accepted it."""
     if is_new and config.lr_schedule == "inverse_sqrt" and not config.warmup_steps:
         raise UserError("lr_schedule inverse_sqrt needs warmup_steps, such as 4000")
+
+
+def _check_init(options: RunOptions, recorded: InitRecord | None) -> None:
+    """Reject --init_from for a run that did not start with it; a restarted job repeats the flag."""
+    path = options.init_from and os.path.abspath(options.init_from)
+    if path and recorded is None:
+        raise UserError(
+            f"{options.output_dir} started without --init_from, which has no effect on a run that"
+            " is resumed: remove it, or start a new run in a different directory"
+        )
+    if path and not recorded.path.startswith(path):
+        logger.warning(f"--init_from has no effect: the run started from {recorded.path}")
 
 
 def _facts(job: Job) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora
     assert first.process.poll() is None
 
 
-def test_init_from_loads_only_the_weights(tmp_path, corpora):
+def test_init_from_loads_only_the_weights(tmp_path, corpora, caplog):
     few = (*config_flags(corpora), "--hidden_size", 8, "--log_every_steps", 1, "--noeval")
     train_here(tmp_path / "first", *few, "--max_steps", 100)
     (saved,) = (tmp_path / "first" / "checkpoints").iterdir()
@@ -194,6 +194,13 @@ def test_init_from_loads_only_the_weights(tmp_path, corpora):
         assert not (tmp_path / "bad").exists()
     with pytest.raises(UserError, match="--checkpoint needs --init_from"):
         train_here(tmp_path / "bad", *few, "--checkpoint", "best")
+    with pytest.raises(UserError, match="first started without --init_from, which has no effect"):
+        train_here(tmp_path / "first", *few, *other, "--resume")
+    resumed = (*few, "--max_steps", 6, "--seed", 7, "--resume", "--init_from")
+    train_here(tmp_path / "warm", *resumed, tmp_path / "first")
+    assert "has no effect" not in caplog.text
+    train_here(tmp_path / "warm", *resumed, tmp_path / "warm")
+    assert f"--init_from has no effect: the run started from {saved}" in caplog.text
 
 
 def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):

@@ -18,7 +18,7 @@ import types
 import numpy as np
 import pytest
 
-from lm import kernels
+from lm import api, kernels
 from lm.errors import UserError
 from lm.model.evaluator import Evaluator
 from tests.commands import ROOT, run_code
@@ -181,6 +181,11 @@ def test_the_stop_button_saves_the_run(examples):
         with pytest.raises(KeyboardInterrupt, match="which is saved; continue with"):
             examples.train("config_test", **flags)
     assert "stopping after this step and saving" in shown.getvalue()
+
+
+def test_a_process_trains_one_run_at_a_time(examples):
+    with api._training, pytest.raises(UserError, match="another thread of this process"):
+        examples.train("config_test", **SHORT)
 
 
 def test_an_unknown_field_is_an_error(examples):

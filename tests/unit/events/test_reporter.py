@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -169,7 +171,7 @@ def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
     assert "901 tokens/s (50% of GEMM peak)  left" in caplog.messages[-1]
 
 
-def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path):
+def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path, monkeypatch):
     log = LogFiles([str(tmp_path / "log.txt")], "master", 0)
     asked = threading.Semaphore(0)
 
@@ -181,6 +183,12 @@ def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path):
         assert asked.acquire(timeout=10) and asked.acquire(timeout=10)
         logger.info("a line of the run")
     assert (tmp_path / "log.txt").read_text().count("INFO still in step 7, for 60 s\n") >= 2
+    monkeypatch.setattr(logging.getLogger("lm"), "disabled", True)
+    asked = threading.Semaphore(0)
+    with contextlib.closing(Heartbeat(activity, seconds=0.1)):
+        started = time.monotonic()
+        assert all(asked.acquire(timeout=10) for _ in range(4))
+        assert time.monotonic() - started > 0.3
     before = len(logger.handlers)
     with contextlib.closing(Heartbeat(activity, seconds=60)):
         assert len(logger.handlers) == before + 1

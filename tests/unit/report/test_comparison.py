@@ -107,6 +107,34 @@ def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path
     assert seeds.rows[0][1:3] == ["4", "1.40 to 1.50"]
 
 
+def test_best_and_last_weights_are_not_averaged(tmp_path):
+    runs = []
+    for seed, place in enumerate("aabb", 1):
+        write_run(tmp_path / f"{seed}", config={**CONFIG, "seed": seed}, test=None)
+        best = {"event": "validation", "step": 5, "epoch": 1, "valid_perplexity": 70.0 + seed}
+        test = {"event": "test", "step": 15, "test_perplexity": 50.0}
+        found = [best, {**test, "test_on": "best"}] if place == "b" else [test]
+        runs.append(append(tmp_path / f"{seed}", *found))
+    (seeds,) = (table for table in build_tables(group_by_config(runs)) if table.title == "Seeds")
+    assert [(row[0], row[1], row[4]) for row in seeds.rows] == [
+        ("small", "2", "80.50 ± 0.00"), ("small, best weights", "2", "73.50 ± 0.71"),
+    ]  # fmt: skip
+    assert "73.00 and a test perplexity of 50.00 after 0.50 epochs, in 00:05 on" in headline(
+        *group_by_corpus(runs)
+    )
+
+
+def test_an_epoch_on_different_numbers_of_ranks_has_no_speed(tmp_path):
+    write_run(tmp_path / "a", ranks=4, test=None)
+    start = {"event": "start", "world_size": 1, "steps_per_epoch": 10}
+    epoch = {"event": "epoch", "step": 30, "epoch": 3, "epochs": 3.0, "epoch_seconds": 2.0,
+             "tokens_per_second": 70.0, "world_size": 1}  # fmt: skip
+    mixed = append(tmp_path / "a", {**start, "resumed_from_step": 25}, epoch)
+    assert mixed.num_ranks == 1 and mixed.tokens_per_second is None
+    later = append(tmp_path / "a", {**epoch, "step": 40, "epoch": 4, "tokens_per_second": 30.0})
+    assert later.tokens_per_second == 30.0
+
+
 def test_runs_with_different_seeds_may_have_different_names(tmp_path):
     configs = [
         {**CONFIG, "name": f"{name}-{seed}", "seed": seed, "batch_size": batch_size}

@@ -24,6 +24,8 @@ def test_ranges_and_choices_have_the_types_of_their_fields():
     [
         ("learning_rate=", "not field=values"),
         ("learning_speed=1:2", "not a Config field"),
+        ("seed=1|2, seed=3|4", "seed occurs twice"),
+        ("eval_batch_size=1|20", "cannot search eval_batch_size; all trials must have the same"),
         ("vocab_size=10|200", "cannot search vocab_size; all trials must have the same corpus"),
         ("hidden_size=1.5:3", "invalid literal for int() with base 10: '1.5'"),
         ("learning_rate=1:2:lin", "not a range"),
