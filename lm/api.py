@@ -20,7 +20,7 @@ from lm.events.logs import keep_early_lines, start_console
 from lm.events.read import iterate_events, read_events
 from lm.functions import BUILT_IN
 from lm.options import replaced
-from lm.record import recorded_config, recorded_fields
+from lm.record import recorded_config
 from lm.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
         before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
     kept = file.config if before is None else Config(**before)
     changed = replaced(kept, **fields)
-    changed.check_used(fields, from_rank_0(comm, lambda: recorded_fields(how)))
+    changed.check_used(fields)
     if not _training.acquire(blocking=False):
         raise UserError("another thread of this process is training: use one process per run")
     try:

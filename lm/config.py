@@ -6,8 +6,7 @@ The command-line flags are generated from these fields.
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from lm.errors import UserError
 from lm.options import MAX_SEED, Checked, option
@@ -224,7 +223,8 @@ class Config(Checked):
         None, "number of micro-batches in the global batch: runs on 1, 2, 4, ..., N ranks are"
         " bitwise identical (default: 8; for the network of a config file, the largest power of two"
         " up to 8 that divides batch_size). A thread computes one micro-batch of such a"
-        " network at a time, so a larger number needs less memory, like gradient accumulation",
+        " network at a time. A larger number needs less memory for activations, but up to two more"
+        " copies of the gradients",
         choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     )  # fmt: skip
 
@@ -269,13 +269,10 @@ class Config(Checked):
                 found[field.name] = f"{kind} {chosen}: remove it, or choose {kind} {users}"
         return found
 
-    def check_used(self, given: Collection[str], recorded: Mapping[str, Any]) -> None:
-        """Raise UserError if a setting that the user gave has no effect.
-
-        The recorded values of a run to resume are accepted, because older versions accepted them.
-        """
+    def check_used(self, given: Collection[str]) -> None:
+        """Raise UserError if a setting that the user gave has no effect."""
         for name, reason in self.unused.items():
-            if name in given and recorded.get(name) != getattr(self, name):
+            if name in given:
                 raise UserError(f"{name} has no effect with {reason}")
 
 

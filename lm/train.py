@@ -18,7 +18,7 @@ from lm.distributed.agreement import from_rank_0, on_all_ranks
 from lm.distributed.launch import launched_rank
 from lm.errors import UserError
 from lm.options import replaced
-from lm.record import recorded_config, recorded_fields
+from lm.record import recorded_config
 from lm.tensorflow_import import import_tensorflow
 
 
@@ -60,23 +60,18 @@ def _find_recorded(arguments):
     return recorded_config(arguments[RunOptions].output_dir) if _keeps_config(arguments) else None
 
 
-def _find_both(arguments):
-    """Return the config to keep, or None, and the recorded fields of the run to resume."""
-    return _find_recorded(arguments), recorded_fields(arguments[RunOptions])
-
-
 def _train(arguments, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
     # The other hosts may not see the directory of rank 0.
-    kept, recorded = from_rank_0(comm, lambda: _find_both(arguments))
+    kept = from_rank_0(comm, lambda: _find_recorded(arguments))
     with on_all_ranks(comm):
         if kept is None:
             config = arguments[Config]
         else:
             config = replaced(Config(**kept), **arguments.given[Config])
-        config.check_used(arguments.given[Config], recorded)
+        config.check_used(arguments.given[Config])
     train(config, arguments[RunOptions], comm, arguments.config_file.functions, supervisor)
 
 

@@ -3,7 +3,8 @@
 # --resume, and ends the script with its exit code. If the time limit or a failure interrupts the command, the
 # job is queued again, at most MAX_REQUEUES times without a new checkpoint.
 #
-# Environment: CONFIG, FLAGS (arguments), MAX_REQUEUES (10), FLAGS_FILE (see below), and those of train.sh.
+# Environment: CONFIG, FLAGS (arguments), MAX_REQUEUES (10), FLAGS_FILE (see below), and those of train.sh
+#   except HOSTS and HOSTFILE: a job uses the hosts that it got from the scheduler.
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
 # it adds --seed N.
 # Exit codes: 0 (done), 2 (a mistake or a divergence, which a restart cannot fix), 143 (cancelled), 140 (time

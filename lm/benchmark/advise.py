@@ -21,7 +21,7 @@ or by N if one rank has more threads than there are cores, if this factor is gre
 The prediction for each number of ranks also contains the part of the step that limits it
 (computation, latency or bandwidth), the share of an epoch in which rank 0 evaluates PTB's
 validation text alone, and the seconds in which the ranks load their files from a shared file
-system. docs/distributed.md describes the model.
+system.
 """
 
 import math

@@ -151,7 +151,10 @@ def parse(
     if flags["version"].value:
         raise InfoRequested(versions())
     if rest and not positional:
-        raise UserError(f"{rest[0]!r} is not a flag: write --flag value (see --help)")
+        fix = "--flag value"
+        if rest[0].lower() in ("true", "false"):
+            fix = "--flag or --noflag for a flag that is true or false"
+        raise UserError(f"{rest[0]!r} is not a flag: write {fix} (see --help)")
     given = {cls: _given(flags, fields[cls]) for cls in option_classes}
     arguments = Arguments(given, file, rest)
     if flags["print_config"].value:

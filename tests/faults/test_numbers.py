@@ -34,7 +34,7 @@ def test_a_model_that_is_too_large_causes_a_one_line_error(start, tmp_path):
     code, output = start(tmp_path, *flags, fault="little_memory:740", env=env).finish()
     assert code == 1 and "Traceback" not in output
     assert output.count("lm: error: out of memory (ResourceExhaustedError: ") == 1
-    assert "for a network of a config file, raise --virtual_ranks (fewer rows" in output
+    assert "for a network of a config file, lower --micro_batches_at_once, or raise" in output
 
 
 def test_a_diverged_run_fails(start, tmp_path, corpora):

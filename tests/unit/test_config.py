@@ -111,9 +111,8 @@ def test_a_setting_without_an_effect_is_rejected():
     with pytest.raises(
         UserError, match=r"^adam_epsilon .* sgd: remove it, or choose optimizer adam$"
     ):
-        Config().check_used(["learning_rate", "adam_epsilon"], {"adam_epsilon": 1.0})
-    Config(adam_epsilon=0.5).check_used(["adam_epsilon"], {"adam_epsilon": 0.5})
-    Config(num_steps_total=0).check_used(["num_epochs"], {})
+        Config().check_used(["learning_rate", "adam_epsilon"])
+    Config(num_steps_total=0).check_used(["num_epochs"])
 
 
 def parse(*arguments):
