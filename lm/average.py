@@ -63,6 +63,9 @@ def average(run_dir: str, names: list[str], last: int | None = None) -> str:
         for checkpoint in found:
             if os.path.dirname(os.path.realpath(checkpoint.path)) != own:
                 raise UserError(f"{checkpoint.path} is not a checkpoint of {run_dir}")
+        for first, second in itertools.combinations(found, 2):
+            if first.path == second.path:
+                raise UserError(f"--checkpoints names {first.path} twice")
     found = sorted(found, key=lambda checkpoint: checkpoint.manifest.step)
     newest = found[-1].manifest
     name = f"average-{found[0].manifest.step:08d}-{newest.step:08d}"

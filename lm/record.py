@@ -10,7 +10,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm.config import Config, RunOptions
 from lm.errors import UserError
@@ -115,15 +115,6 @@ class RunRecord:
         write_json(os.path.join(run_dir, RUN_FILE), content)
 
 
-class Difference(NamedTuple):
-    """A fact or a file in which two records differ."""
-
-    name: str
-    first: Any
-    second: Any
-    is_file: bool = False
-
-
 def may_differ(
     occasion: str,
     *classes: type,
@@ -159,8 +150,10 @@ def first_difference(
     second: RunRecord,
     ignored: Container[str] = (),
     files_may_differ: bool = False,
-) -> Difference | None:
-    """Return the first difference, except in ignored facts. The value of a missing fact is None.
+) -> str | None:
+    """Return the name of the first fact or file that differs, except ignored facts.
+
+    The value of a missing fact is None.
 
     A file that only one of the runs has recorded is ignored: a process that had already imported a
     module does not record it.
@@ -168,34 +161,30 @@ def first_difference(
     facts, others = first.facts, second.facts
     for name in {**facts, **others}:
         if name not in ignored and facts.get(name) != others.get(name):
-            return Difference(name, facts.get(name), others.get(name))
+            return name
     files, others = first.files, second.files
     for name in () if files_may_differ else files:
         if name in others and files[name] != others[name]:
-            return Difference(name, files[name], others[name], is_file=True)
+            return name
     return None
 
 
 def load_record(run_dir: str) -> RunRecord | None:
     """Read the record of a run; return None if the directory does not contain run.json."""
+    path = os.path.join(run_dir, RUN_FILE)
     try:
-        return _read_record(os.path.join(run_dir, RUN_FILE))
+        content = read_object(path)
+        if content is None:
+            return None
+        content.pop("has_checkpoints", None)
+        record = from_json(RunRecord, content, path).upgraded()
+        # The config file may define further fields.
+        known = {name: record.config[name] for name in defaults(Config)}
+        config = {**record.config, **typed_fields(Config, known, path)}
+        return dataclasses.replace(record, config=config)
     except CorruptFile as error:  # Each checkpoint contains a copy, which --resume checks.
         fix = "restore it, or remove it and resume with --config and --data_path"
         raise CorruptFile(f"{error}; {fix}") from error
-
-
-def _read_record(path: str) -> RunRecord | None:
-    content = read_object(path)
-    if content is None:
-        return None
-    content.pop("has_checkpoints", None)
-    record = from_json(RunRecord, content, path).upgraded()
-    # The config file may define further fields.
-    known = {name: record.config[name] for name in defaults(Config)}
-    return dataclasses.replace(
-        record, config={**record.config, **typed_fields(Config, known, path)}
-    )
 
 
 def load_existing_record(run_dir: str) -> RunRecord:
@@ -221,12 +210,6 @@ def recorded_config(run_dir: str) -> dict[str, Any] | None:
         raise missing_config_file(run_dir, record)
     path = os.path.join(run_dir, RUN_FILE)
     return record and dataclasses.asdict(from_json(Config, record.config, path))
-
-
-def recorded_fields(options: RunOptions) -> dict[str, Any]:
-    """Return the fields of the config of the run that `options` resume; {} for a new run."""
-    record = load_record(options.output_dir) if options.resume and options.output_dir else None
-    return record.config if record else {}
 
 
 def enclosing_run(path: str) -> str | None:

@@ -116,7 +116,6 @@ def read_manifest(checkpoint: str) -> Manifest:
     number = content.pop("format", None)
     if number != _FORMAT:
         raise different_version(path, f"format {number}")
-    content.pop("in_sync", None)  # of older versions
     manifest = from_json(Manifest, content, path)
     manifest = dataclasses.replace(manifest, record=manifest.record.upgraded())
     named = _step_of(checkpoint)

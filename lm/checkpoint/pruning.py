@@ -51,6 +51,7 @@ class Pruner:
         for checkpoint in checkpoints[: checkpoints.index(last[-1])]:
             if checkpoint not in kept:
                 store.remove(checkpoint)
+                self._verified.pop(checkpoint, None)
 
     def _best(self, checkpoints: list[str]) -> set[str | None]:
         readable = self._read_unverified() | self._verified

@@ -18,7 +18,6 @@ from lm.record import (
     CHECKPOINTS_DIR,
     LOCK_FILE,
     RUN_FILE,
-    Difference,
     RunRecord,
     enclosing_run,
     first_difference,
@@ -169,9 +168,8 @@ def _check_resumable(
             logger.warning(f"{name} was {before.config[name]!r} and is {record.config[name]!r} now")
 
 
-def _rejection(difference: Difference, earlier: RunRecord, record: RunRecord) -> UserError:
-    name = difference.name
-    if difference.is_file:
+def _rejection(name: str, earlier: RunRecord, record: RunRecord) -> UserError:
+    if name in record.files:
         reason = f"{name} has changed"
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):

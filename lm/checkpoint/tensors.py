@@ -24,12 +24,6 @@ class Part(NamedTuple):
 Group = Sequence[Part]  # is in memory at one time, and is written to one data file
 
 
-def slice_spec(shape: Sequence[int], first_row: int, num_rows: int) -> str:
-    """Return some rows of a tensor in the notation of TensorFlow's SaveV2 and RestoreV2."""
-    slices = [f"{first_row},{num_rows}", *["-"] * (len(shape) - 1)]
-    return " ".join([*map(str, shape), ":".join(slices)])
-
-
 def whole(arrays: Mapping[str, np.ndarray]) -> Group:
     """Return a group with each array as one part."""
     return [Part(name, array) for name, array in arrays.items()]

@@ -14,7 +14,6 @@ from lm.checkpoint.tensors import (
     Part,
     model_path,
     read_errors,
-    slice_spec,
     tensor_shapes,
     weight_tensors,
     whole,
@@ -93,7 +92,11 @@ class _Rows(NamedTuple):
 
     @property
     def slice_spec(self) -> str:
-        return "" if self.is_whole else slice_spec(self.shape, self.first_row, self.num_rows)
+        """The rows in the notation of SaveV2 and RestoreV2, or "" for the whole variable."""
+        if self.is_whole:
+            return ""
+        slices = [f"{self.first_row},{self.num_rows}", *["-"] * (len(self.shape) - 1)]
+        return " ".join([*map(str, self.shape), ":".join(slices)])
 
     def indices(self) -> tf.Tensor:
         return tf.range(self.first_row, self.first_row + self.num_rows)
@@ -111,7 +114,7 @@ def _divide(
         shape = tuple(variable.shape.as_list())
         num_rows, row_bytes = (*shape, 1)[0], math.prod(shape[1:]) * variable.dtype.size
         size = max(1, group_bytes // max(1, row_bytes), num_rows * (name in undivided))
-        for first in range(0, num_rows, size):
+        for first in range(0, max(1, num_rows), size):  # once for a variable without rows
             count = min(size, num_rows - first)
             yield _Rows(name, shape, first, count, count * row_bytes)
 
@@ -137,12 +140,12 @@ class VariableReader:
     variables, before the graph is finalized.
     """
 
-    def __init__(self, group_bytes: int = READ_BYTES):
+    def __init__(self):
         variables = global_variables(tf.get_default_graph())
         with tf.name_scope("lm_reader"):
             self._groups = [
                 [(rows, _rows_tensor(rows, variables[rows.name])) for rows in group]
-                for group in _grouped(_divide(variables, group_bytes), group_bytes)
+                for group in _grouped(_divide(variables, READ_BYTES), READ_BYTES)
             ]
 
     def groups(self, session: tf.Session, others: Arrays | None = None) -> Iterator[Group]:
@@ -175,18 +178,15 @@ class VariableLoader:
     """
 
     def __init__(
-        self,
-        names: Iterable[str] | None = None,
-        group_bytes: int = LOADED_BYTES,
-        types: Mapping[str, tf.DType] | None = None,
+        self, names: Iterable[str] | None = None, types: Mapping[str, tf.DType] | None = None
     ):
         graph, self._types = tf.get_default_graph(), types or {}
         found = global_variables(graph)
         chosen = weight_variables(graph) if names is None else names
         variables = {name: found[name] for name in chosen}
         # TensorFlow cannot read some rows of a tensor of type float16.
-        all_rows = _divide(variables, group_bytes, undivided=self._types)
-        groups = list(_grouped(all_rows, group_bytes))
+        all_rows = _divide(variables, LOADED_BYTES, undivided=self._types)
+        groups = list(_grouped(all_rows, LOADED_BYTES))
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
             self._tensor_phs = {name: tf.placeholder(tf.string, [1]) for name in variables}
@@ -235,6 +235,8 @@ def first_not_finite(graph: tf.Graph, groups: Iterable[Group]) -> str | None:
     trained = {v.op.name for v in graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
     untrained = weight_variables(graph).keys() - trained  # for example, a mask may contain -inf
     for name, array, *_ in itertools.chain.from_iterable(groups):
+        if array.size == 0:
+            continue
         # A NaN anywhere makes both extremes NaN. A recurrent state may hold log-probabilities,
         # which may be -inf.
         lowest_is_finite = array.min() > -np.inf or name.startswith("state/")

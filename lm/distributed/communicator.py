@@ -31,11 +31,8 @@ class Communicator:
         """Whether this is rank 0, which writes the files and prints the messages."""
         return self.rank == 0
 
-    def why_inexact(self, sizes: Collection[int], largest: int = 1 << 24) -> str:
-        """Explain why sums of arrays of these sizes are not trees of neighbors; "" if they are.
-
-        `largest` is the size (64 MB) above which no known algorithm changes.
-        """
+    def why_inexact(self, sizes: Collection[int]) -> str:
+        """Explain why sums of arrays of these sizes are not trees of neighbors; "" if they are."""
         return ""
 
     def distribute(self, optimizer):

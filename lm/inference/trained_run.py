@@ -67,9 +67,9 @@ def open_run(
         record, vocabulary=tokenizer.sha256, config_file=functions.file_record
     )
     difference = first_difference(record, used, files_may_differ=allow_changed_config_file)
-    if difference and difference.is_file:
+    if difference in record.files:
         raise UserError(
-            f"{functions.where}: {difference.name} differs from {difference.name} of {found.path}:"
+            f"{functions.where}: {difference} differs from {difference} of {found.path}:"
             " restore the file, or add --allow_changed_config_file"
         )
     if difference:

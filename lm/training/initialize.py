@@ -137,6 +137,8 @@ def _common_rows(
     differing = [axis for axis, pair in enumerate(zip(saved, shape)) if pair[0] != pair[1]]
     if len(saved) != len(shape) or len(differing) != 1:
         return None
+    if len(shape) < 2 and vocab_size not in shape:  # the bias of an LSTM: four gates in one axis
+        return None
     (axis,) = differing
     if shape[axis] != vocab_size and (axis > 0 or vocab_size in shape):
         return None

@@ -301,7 +301,7 @@ class Loop:
     def _test(self) -> None:
         comm, test_on = self.job.comm, self.job.options.test_on
         if test_on == "best":
-            with self.supervisor.exchange("the reading of the best weights"):
+            with self.supervisor.preparing("the reading of the best weights"):  # a slow disk
                 with on_all_ranks(comm):
                     if comm.is_rank_0:
                         best = store.find(self.job.output_dir, "best")

@@ -70,8 +70,8 @@ def train(
             raise RunError(
                 f"out of memory ({short_message(error)}): reduce the model or batch_size, use more"
                 " hosts, or limit the vocabulary of --tokenizer words with --vocab_size; for a"
-                " network of a config file, raise --virtual_ranks (fewer rows per thread; must"
-                " divide batch_size), then lower --micro_batches_at_once"
+                " network of a config file, lower --micro_batches_at_once, or raise --virtual_ranks"
+                " (fewer rows per thread, but more sums of gradients; must divide batch_size)"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()
@@ -92,6 +92,7 @@ def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dic
         values = values_to_load(job, graphs.network)
     reporter = open_files(job, progress, stack)
     supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
+    stack.callback(setattr, supervisor, "on_failure", lambda reason: None)
     writer = None
     if job.run_dir:
         keep, resumed = job.options.keep_checkpoints, job.run_dir.checkpoint
@@ -104,7 +105,8 @@ def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dic
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
     hook = BroadcastHook(comm, values, graphs.broadcast)
-    monitored = tf.train.SingularMonitoredSession([hook], config=session_config(job.device))
+    with supervisor.preparing("the loading of the initial values"):  # from a slow disk
+        monitored = tf.train.SingularMonitoredSession([hook], config=session_config(job.device))
     # Do not use `with monitored`, which would interpret OutOfRangeError as the end of the data.
     with contextlib.closing(monitored):
         session = monitored.raw_session()

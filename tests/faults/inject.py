@@ -241,6 +241,13 @@ def slow_copy(seconds):
     checkpointer._save = slow_save
 
 
+def slow_load(seconds):
+    import lm.training.restore
+
+    before = lambda *_: time.sleep(float(seconds))  # noqa: E731
+    around(lm.training.restore.VariableLoader, "load", before=before)
+
+
 def slow_disk(seconds):
     import lm.checkpoint.store
 

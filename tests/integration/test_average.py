@@ -62,6 +62,8 @@ def test_the_mean_of_the_weights_can_be_used_but_not_resumed(tmp_path, corpora):
         average(run, [], 3)
     error = one_error(run_module("lm.average", run, "--last", 9), 2)
     assert "has only 3 checkpoints, not 9" in error
+    with pytest.raises(UserError, match=r"--checkpoints names .*step-00000009 twice"):
+        average(run, ["last", "step-00000008", "step-00000009"])
 
 
 def test_only_the_last_checkpoints_are_read(tmp_path, caplog):

@@ -89,6 +89,7 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
         writer.wait()
     assert steps(tmp_path) == [4, 5]
     assert caplog.text.count("skipping a corrupt checkpoint") == 1
+    assert len(writer._pruner._verified) == 2  # a long run does not collect manifests
 
 
 def test_a_slow_save_is_progress_but_a_hanging_save_is_not(monkeypatch, checkpointer):
