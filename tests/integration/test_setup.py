@@ -17,7 +17,9 @@ from tests.commands import ROOT, run_command
 
 REAL_PYTHON = os.path.realpath(sys.executable)
 # The tools that setup.sh needs before the first step.
-HOST_TOOLS = "bash cat cksum dirname flock head readlink rm sed sort tail touch uname".split()
+HOST_TOOLS = (
+    "bash cat cksum dirname flock head readlink realpath rm sed sort tail touch uname".split()
+)
 # PyPI has no tensorflow-cpu for ARM.
 TENSORFLOW = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
 NO_COMPILER = "setup: no C++ compiler (g++): install g++"
@@ -235,6 +237,13 @@ def test_an_environment_with_its_own_mpi_ignores_the_mpi_of_a_module(project, ho
     assert_refused(refused, f" | {TENSORFLOW} | {found} | ")
 
 
+@pytest.mark.parametrize("name", ["env", "./env", "env/", "a/../env"])
+def test_the_path_of_an_environment_has_one_spelling(project, tmp_path, name):
+    script = f"source {project}/run_scripts/root.sh; echo $venv"
+    result = run_command(["bash", "-c", script], {**os.environ, "VENV": name}, 60, cwd=tmp_path)
+    assert result.stdout == f"{tmp_path}/env\n"
+
+
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")
 def test_a_second_setup_waits_for_the_first(project, host):
     with open(project / ".venv.lock", "w") as lock:
@@ -246,8 +255,12 @@ def test_a_second_setup_waits_for_the_first(project, host):
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert "waiting for another setup" in second.stdout.readline()
-        assert second.poll() is None
+        try:
+            assert "waiting for another setup" in second.stdout.readline()
+            assert second.poll() is None
+        except BaseException:
+            second.kill()
+            raise
     assert NO_COMPILER in second.communicate(timeout=60)[1]
 
 
