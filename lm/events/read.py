@@ -15,7 +15,6 @@ Event = Mapping[str, Any]
 
 _DAMAGED_FILE = "metrics.damaged.jsonl"
 
-_ANY = {"event"}
 _REQUIRED = {
     "start": {"event", "world_size"},
     "step": {"event", "step"},
@@ -103,7 +102,7 @@ def _parse(
 
 def _check(event: Event) -> None:
     kind = str(event.get("event"))  # A later version may write other kinds.
-    for name in sorted(_REQUIRED.get(kind, _ANY) - event.keys()):
+    for name in sorted(_REQUIRED.get(kind, {"event"}) - event.keys()):
         raise ValueError(f"{name} is missing")
     for name, value in event.items():
         if type(value) is float and name not in _NOT_FLOATS and math.isfinite(value):

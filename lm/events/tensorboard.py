@@ -56,6 +56,9 @@ class TensorBoardWriter:
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write the numbers of an event of `metrics.jsonl`."""
+        if kind == "start":  # TensorBoard removes the steps that a resumed run repeats
+            session = tf.SessionLog(status=tf.SessionLog.START)
+            self._add(session_log=session, step=fields["resumed_from_step"] + 1)
         summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)

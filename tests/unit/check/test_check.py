@@ -1,10 +1,12 @@
 """The ranks that `lm.check` starts, and the results of its checks."""
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 import lm.check.__main__ as command
 from lm.check import ranks
 from lm.check.ranks import Result
+from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from tests.commands import ROOT
 
@@ -47,6 +49,15 @@ def test_results_show_a_status_and_a_fix():
     warning = str(Result("two", "slow", "buy a faster one"))
     assert warning == "WARN  two         slow\n                  -> buy a faster one"
     assert Result("three", "broken", "repair it", prevents_training=True).status == "FAIL"
+
+
+def test_wrong_sums_on_any_rank_are_a_failure():
+    class Ranks(Communicator):
+        def gather(self, value):
+            return [value, False]
+
+    result, *_ = ranks.check_exchange(Ranks(), tf.ConfigProto(), 0.0)
+    assert result.status == "FAIL" and result.text.endswith("is not 1 on ranks [1]")
 
 
 VERSIONS = {"python": "3.11.7", "tensorflow": "2.18.1", "horovod": "0.28.1", "numpy": "2.0.2"}

@@ -204,6 +204,17 @@ def read_scalars(directory):
     }
 
 
+def test_tensorboard_shows_repeated_steps_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", iter(["a", "b"]).__next__)  # file names have seconds
+    for resumed_from, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        with Reporter(str(tmp_path), tensorboard=True) as reporter:
+            reporter.event("start", resumed_from_step=resumed_from)
+            for step in steps:
+                reporter.event("step", step=step, loss=float(resumed_from))
+    found = read_scalars(tmp_path)["loss/train"]
+    assert found == [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)]
+
+
 def test_tensorboard_shows_no_perplexity_of_a_sampled_loss(tmp_path):
     reporter = Reporter(str(tmp_path), tensorboard=True, has_perplexity=False)
     reporter.event("step", step=100, epoch=1, loss=2.0)
