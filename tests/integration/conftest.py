@@ -15,15 +15,16 @@ from tests.download_server import DownloadServer
 @pytest.fixture(scope="session")
 def trained(session_dir, corpora):
     """A short run of lm.train, for the programs that use a run."""
-    run_dir = session_dir / "trained"
+    run_dir, unfinished = session_dir / "trained", session_dir / "unfinished"
     with open(session_dir / "trained.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits for the run of the first worker
         if not run_dir.exists():
             train(
-                run_dir, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
+                unfinished, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
                 "--max_steps", 150, "--log_every_steps", 10, "--tie_weights",
                 "--embedding_size", 16, "--recurrent_keep_prob", 0.95, "--forget_bias", 1,
             )  # fmt: skip
+            unfinished.rename(run_dir)
     return run_dir
 
 

@@ -1,6 +1,5 @@
 """Searches with `python -m lm.search` that are killed, resumed and reported."""
 
-import signal
 import subprocess
 import time
 
@@ -47,11 +46,13 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
             stdout=file, stderr=file,
         )  # fmt: skip
     trial = directory / "trials/0000"
-    while not store.list_checkpoints(str(trial)):
-        assert first.poll() is None, log.read_text()
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    try:
+        while not store.list_checkpoints(str(trial)):
+            assert first.poll() is None, log.read_text()
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.wait()
     while marked_processes(mark):  # the jobs of the trials save and exit
         time.sleep(0.05)
     reached = int(store.find_newest(str(trial)).path[-8:])

@@ -1,5 +1,6 @@
 """The command that writes a synthetic corpus, and a run on this corpus."""
 
+import contextlib
 import functools
 import gzip
 import resource
@@ -43,9 +44,13 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
 def test_a_stop_signal_removes_the_unfinished_corpus(tmp_path):
     flags = ["--output_dir", tmp_path / "d", "--num_tokens", 10**9]
     command = [sys.executable, "-m", "lm.synthesize", *map(str, flags)]
-    with subprocess.Popen(
-        command, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as job:
+    with (
+        subprocess.Popen(
+            command, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        ) as job,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(job.kill)  # before the end of Popen, which waits for the job
         while not list(tmp_path.glob(".corpus-*/corpus/*")) and job.poll() is None:
             time.sleep(0.01)
         job.terminate()

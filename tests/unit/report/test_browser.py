@@ -1,5 +1,6 @@
 """Pages in a real browser: they draw their plots, run no other script, and make no request."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -132,7 +133,11 @@ def test_a_page_follows_a_training_run(tmp_path, open_page):
     out, metrics = tmp_path / "out.html", tmp_path / "run/metrics.jsonl"
     code = "import lm.report.__main__ as report; report._RELOAD_SECONDS = 2; report.main()"
     command = [sys.executable, "-c", code, tmp_path / "run", "--html", out, "--watch"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL) as job:
+    with (
+        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL) as job,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(job.kill)  # before the end of Popen, which waits for the job
         while not out.exists():
             assert job.poll() is None
             time.sleep(0.05)
