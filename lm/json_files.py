@@ -1,7 +1,5 @@
 """JSON files: reading them although they may be damaged, and restoring dataclasses from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import typing

@@ -16,7 +16,6 @@ Settings = TypeVar("Settings")
 MAX_INT = 2**31 - 1  # the largest valid tensor dimension; the default limit of integers
 MAX_SEED = 2**62
 _type_hints = functools.cache(typing.get_type_hints)  # evaluates the annotations of the class
-_PLAIN_TYPES: tuple[type, ...] = (int, float, bool, str)
 _RANGE_CHECKS = {
     "low": (operator.ge, "at least"),
     "above": (operator.gt, "greater than"),
@@ -69,7 +68,7 @@ def option(
 def field_type(cls: type, name: str) -> tuple[type, bool]:
     """Return the type of a field without None, and whether None is allowed."""
     hint = _type_hints(cls)[name]
-    for plain in _PLAIN_TYPES:
+    for plain in (int, float, bool, str):
         if hint in (plain, plain | None):
             return plain, hint is not plain
     raise UserError(f"{name} must be an int, float, bool or str, optionally | None")

@@ -171,14 +171,9 @@ def _updated(config: Config, weights: Weights, moments: Sequence[Weights], gradi
     return jax.tree.map(move, weights, first, second), (first, second)
 
 
-def device() -> str:
-    """Return "GPU" or "CPU", where the step is computed."""
-    return jax.default_backend().upper()
-
-
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
-) -> Step:
+) -> tuple[Step, str]:
     """Build the training step of a variant with these initial weights.
 
     "jax" computes in float32, and "jax-autocast" computes products in bfloat16.
@@ -219,4 +214,4 @@ def build_step(
         jax.block_until_ready(weights)  # otherwise, the update would continue after the step
         return StepResult(float(loss), float(grad_norm))
 
-    return step
+    return step, jax.default_backend().upper()

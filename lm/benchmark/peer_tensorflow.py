@@ -70,14 +70,9 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
     return outputs, (c, h)
 
 
-def device() -> str:
-    """Return "GPU" or "CPU", where the step is computed."""
-    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-
-
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
-) -> Step:
+) -> tuple[Step, str]:
     """Build the training step with these initial weights; there is only one variant."""
     # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
     sessions = session_config(start_tensorflow(Communicator(), threads, threads))
@@ -100,4 +95,4 @@ def build_step(
         loss, grad_norm, state, _ = session.run(fetches, feed)
         return StepResult(float(loss), float(grad_norm))
 
-    return step
+    return step, "GPU" if tf.config.list_physical_devices("GPU") else "CPU"

@@ -195,14 +195,9 @@ def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     return norm
 
 
-def device() -> str:
-    """Return "GPU" or "CPU", where the step is computed."""
-    return "GPU" if torch.cuda.is_available() else "CPU"
-
-
 def build_step(
     config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
-) -> Step:
+) -> tuple[Step, str]:
     """Build the training step of a variant with these initial weights.
 
     "torch" computes in float32, "torch-autocast" computes products in bfloat16, and
@@ -236,4 +231,4 @@ def build_step(
         optimizer.step()
         return StepResult(loss.item(), grad_norm.item())
 
-    return step
+    return step, "CPU" if device == "cpu" else "GPU"

@@ -151,9 +151,8 @@ def _measure_peer(config: Config, task: dict[str, Any], comm: Communicator) -> d
     with needs_extra("bench"):
         peer = importlib.import_module(f"lm.benchmark.peer_{variant.split('-')[0]}")
     weights = {name: initial_weight(config, name, shape) for name, shape in shapes}
-    step = peer.build_step(config, weights, variant, task["threads"])
-    facts = {"device": peer.device()}  # this starts JAX, whose settings must come first
-    return {**facts, **_measure_steps(config, step, ids, comm)}
+    step, device = peer.build_step(config, weights, variant, task["threads"])
+    return {"device": device, **_measure_steps(config, step, ids, comm)}
 
 
 def _measure_steps(

@@ -20,7 +20,7 @@ from lm.config import RunOptions
 from lm.distributed import launch
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.signals import ignore_save_requests, stopped_by
+from lm.distributed.signals import stopped_by
 from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line, printable
 from lm.events.logs import may_be_gone, start_console
@@ -96,7 +96,7 @@ def _start(rank: int) -> None:
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.
-    ignore_save_requests()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by default, a save request ends the process
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see lm/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

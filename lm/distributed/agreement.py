@@ -1,7 +1,5 @@
 """Agreement of the ranks: errors on all ranks, and equal code, settings and weights."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

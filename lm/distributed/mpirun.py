@@ -1,7 +1,6 @@
 """The command and the environment of mpirun, and the placement of ranks on a host ($PLACE).
 
-`passed_on.conf` lists the variables for ranks on other hosts, and `mpirun_defaults.conf` the
-default settings of Open MPI. `run_scripts/launch.sh` passes the variables of its own settings.
+`run_scripts/launch.sh` passes the variables of its own settings.
 """
 
 import contextlib
@@ -16,8 +15,33 @@ from lm.distributed.allocation import remote_shell
 from lm.errors import UserError
 from lm.system import environment_without_launcher, script
 
-_DEFAULTS = pathlib.Path(__file__).with_name("mpirun_defaults.conf")
-_PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
+# Defaults of every mpirun that this project starts. Variables of the user and options of mpirun
+# take precedence. The defaults of the exchange are in horovod.py and transport.py, because they
+# also apply to other launchers.
+_DEFAULTS = {
+    # Open MPI counts physical cores, and rejects more ranks than cores.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    # The mpiruns of a search share hosts. Otherwise, Slurm blocks the second mpirun on a host.
+    "SLURM_OVERLAP": "1",
+    # The seconds between the signals with which mpirun ends its ranks. With the default of 1
+    # second, large models cannot save.
+    "OMPI_MCA_odls_base_sigkill_timeout": "4",
+    # Check connections between hosts. Otherwise, mpirun waits 8 minutes for a host that is cut off.
+    "OMPI_MCA_oob_tcp_keepalive_time": "10",
+    "OMPI_MCA_oob_tcp_keepalive_intvl": "5",
+    "OMPI_MCA_oob_tcp_keepalive_probes": "3",
+}
+# The environment variables that ranks on other hosts need. Open MPI passes its own variables, and
+# the variables that -x names.
+_PASSED_ON = (
+    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NETWORK", "UCX_*", "FI_*", "PSM2_*",
+    "HOROVOD_CPU_OPERATIONS", "HOROVOD_HIERARCHICAL_*", "HOROVOD_FUSION_THRESHOLD",
+    "HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "GLIBC_TUNABLES", "NCCL_*", "XLA_FLAGS",
+    "TF_ENABLE_ONEDNN_OPTS", "TF_SET_ONEDNN_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "LM_KERNELS",
+    "LM_KERNELS_ISA", "XDG_CACHE_HOME", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # Under Slurm, mpirun starts one daemon per host with srun. With these variables, all ranks of the
 # host would share the cores and GPUs of a single task.
@@ -57,15 +81,10 @@ def ranks_on(num_ranks: int, hosts: str) -> list[str]:
 def passed_variables() -> list[str]:
     """Return the mpirun arguments that pass environment variables to ranks on other hosts."""
     words = []
-    for pattern in _read_lines(_PASSED_ON):
+    for pattern in _PASSED_ON:
         names = fnmatch.filter(sorted(os.environ), pattern)
         words += [word for name in names if os.environ[name] for word in ("-x", name)]
     return words
-
-
-def _read_lines(path: pathlib.Path) -> list[str]:
-    """Return the lines of a file without its comments."""
-    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
 def mpirun_environment(hosts: str | None = None, **changes: str) -> dict[str, str]:
@@ -74,10 +93,9 @@ def mpirun_environment(hosts: str | None = None, **changes: str) -> dict[str, st
     This is the environment of this process with changes, and with this project's defaults.
     """
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
-    defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
     given = {k: v for k, v in environment_without_launcher().items() if k not in PER_TASK}
     given |= _library_path()
-    return {**defaults, **place_settings(), **remote_shell(hosts), **for_root, **given, **changes}
+    return {**_DEFAULTS, **place_settings(), **remote_shell(hosts), **for_root, **given, **changes}
 
 
 def _library_path() -> dict[str, str]:

@@ -29,11 +29,6 @@ _SAME_REQUEST_SECONDS = 2.0
 _END_SECONDS = 1.0
 
 
-def ignore_save_requests() -> None:
-    """Ignore SIGUSR1 before there is anything to save; by default, it kills the process."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 def stopped_by(number: int) -> str:
     return f"stopped by {signal.Signals(number).name}"
 

@@ -113,10 +113,6 @@ class Supervisor:
         """Begin a phase in which this rank waits for other ranks."""
         return self._begin(name)
 
-    def alone(self, name: str) -> contextlib.AbstractContextManager:
-        """Begin a phase in which this rank waits only for its disk, not for other ranks."""
-        return self._begin(name, alone=True)
-
     def preparing(self, name: str) -> contextlib.AbstractContextManager:
         """Begin a phase that may take any time while all processes run, such as a download."""
         return self._begin(name, patient=True)
@@ -127,7 +123,7 @@ class Supervisor:
 
         `stoppable` is whether a stop signal interrupts the phase.
         """
-        with self.alone(name):
+        with self._begin(name, alone=True):
             yield Waiting(self._comm, self, name, stoppable)
 
     @contextlib.contextmanager

@@ -21,8 +21,6 @@ Environment: LM_KERNELS=0 disables the ops. LM_KERNELS_ISA selects an instructio
 (build.INSTRUCTION_SETS) instead of the best set for this CPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The compiled library in this process: whether it can be used, and its properties."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

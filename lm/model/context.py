@@ -101,9 +101,9 @@ class Context:
         x_TBH = tf.reshape(x, [num_steps, self.num_rows, math.prod(shape[axis + 1 :])])
         if self.config.locked_dropout:
             ones_1BH = tf.ones([1, *x_TBH.shape[1:]])
-            x_TBH *= self._dropped(ones_1BH, keep_prob, draw)
+            x_TBH *= self._dropped(ones_1BH, keep_prob, draw, self.first_row)
         else:
-            x_TBH = self._dropped(x_TBH, keep_prob, draw)
+            x_TBH = self._dropped(x_TBH, keep_prob, draw, self.first_row)
         return tf.reshape(x_TBH, shape)
 
     def _batch_axis(self, shape: list[int | None]) -> int | None:
@@ -168,26 +168,16 @@ class Context:
             raise UserError(f"keep_prob must be above 0 and at most 1, not {keep_prob}")
         return self.training and keep_prob != 1
 
-    def _counter(self, draw: int, x_TBH: tf.Tensor, first_row: tf.Tensor | int | None = None):
-        """Return the first counter of the Philox generator for x, uint64 [2].
-
-        Each row owns a range of counters, and each counter yields four numbers (Salmon et al. 2011,
-        "Parallel random numbers: as easy as 1, 2, 3").
-        """
-        num_steps, _, units = x_TBH.shape.as_list()
-        first_row = self.first_row if first_row is None else first_row
-        low = tf.cast(first_row, tf.uint64) * -(-num_steps * units // 4)
-        return tf.stack([low, tf.cast(self._step_counter(draw), tf.uint64)])
-
     def _dropped(
-        self,
-        x_TBH: tf.Tensor,
-        keep_prob: float,
-        draw: int,
-        first_row: tf.Tensor | int | None = None,
+        self, x_TBH: tf.Tensor, keep_prob: float, draw: int, first_row: tf.Tensor | int
     ) -> tf.Tensor:
+        # Each row owns a range of counters of the Philox generator, and each counter yields four
+        # numbers (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+        num_steps, _, units = x_TBH.shape.as_list()
         key = tf.constant([self._key(draw)], tf.uint64)
-        return self.ops.dropout(x_TBH, keep_prob, key, self._counter(draw, x_TBH, first_row))
+        first_counter = tf.cast(first_row, tf.uint64) * -(-num_steps * units // 4)
+        counter = tf.stack([first_counter, tf.cast(self._step_counter(draw), tf.uint64)])
+        return self.ops.dropout(x_TBH, keep_prob, key, counter)
 
     def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
         """Drop weights in training, with the same mask on all ranks and for all rows.

@@ -90,7 +90,7 @@ def run_evaluation(
     begun = logged_at = time.monotonic()
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
-        parts = runner.run(run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
+        parts = runner.run(run, runner.graph.nll_TB, inputs, targets, {})
         counted = np.concatenate(parts, axis=1)[mask].astype(np.float64)
         units += units_of(counted)
         tokens += len(counted)

@@ -3,7 +3,6 @@
 Shapes: T time steps, B rows, H hidden units, V words, N = T * B tokens.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from lm.model.network import Network
 from lm.model.ops import fastest, implementation
 
 Run = Callable[[Any, dict], Any]  # `session.run`, or a replacement
-Sum = TypeVar("Sum")
+Result = TypeVar("Result")
 
 
 class WindowGraph(NamedTuple):
@@ -123,7 +122,8 @@ class WindowRunner:
           run: `session.run` or a replacement; called by several threads at the same time.
           fetches: The results of a part.
           feed: Values of further placeholders, which are the same in all parts.
-          add: Adds the results of neighboring parts, as a binary tree; None if there is one part.
+          add: Adds the results of neighboring parts, as a binary tree. The number of parts must
+            be a power of two. Without `add`, the results are returned as a list.
         """
         states: list = [None] * self._num_parts
 
@@ -139,22 +139,33 @@ class WindowRunner:
             states[index], found = run([self.graph.state, fetches], values)
             return found
 
-        total = _sum_parts(run_part, self._num_parts, add, self._num_threads)
+        if add:
+            found = _sum_parts(run_part, self._num_parts, add, self._num_threads)
+        else:
+            found = _map_parts(run_part, self._num_parts, self._num_threads)
         self.state = {name: np.concatenate([s[name] for s in states]) for name in self.state}
-        return total
+        return found
+
+
+def _map_parts(run_part: Callable[[int], Result], num_parts: int, num_threads: int) -> list[Result]:
+    """Return the results of all parts. Threads take the parts in their order."""
+    if min(num_parts, num_threads) == 1:
+        return list(map(run_part, range(num_parts)))
+    with ThreadPoolExecutor(min(num_parts, num_threads)) as threads:
+        return list(threads.map(run_part, range(num_parts)))
 
 
 def _sum_parts(
-    run_part: Callable[[int], Sum],
+    run_part: Callable[[int], Result],
     num_parts: int,
-    add: Callable[[Sum, Sum], Sum] | None,
+    add: Callable[[Result, Result], Result],
     num_threads: int,
-) -> Sum:
+) -> Result:
     """Add up the results of all parts as a binary tree of neighbors.
 
-    Threads take the parts in their order, so only a few partial sums exist at the same time.
+    Because the parts are taken in their order, only a few partial sums exist at the same time.
     """
-    partial: dict[tuple[int, int], Sum] = {}  # keys are (level, index) in the tree
+    partial: dict[tuple[int, int], Result] = {}  # keys are (level, index) in the tree
     lock = threading.Lock()
 
     def work(index: int) -> None:
@@ -170,12 +181,6 @@ def _sum_parts(
                 total = add(neighbor, total) if index % 2 else add(total, neighbor)
             level, index = level + 1, index // 2
 
-    if min(num_parts, num_threads) == 1:
-        for index in range(num_parts):
-            work(index)
-    else:
-        with ThreadPoolExecutor(min(num_parts, num_threads)) as threads:
-            list(threads.map(work, range(num_parts)))
-    # An evaluation may have a number of parts that is not a power of two.
-    in_order = sorted(partial, key=lambda node: node[1] << node[0])
-    return functools.reduce(add, [partial[node] for node in in_order])
+    _map_parts(work, num_parts, num_threads)
+    (total,) = partial.values()
+    return total

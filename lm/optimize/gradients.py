@@ -87,16 +87,14 @@ def exchange_gradients(
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]
     seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     of_variables, of_uses = summed[: len(variables)], summed[len(variables) :]
-    gradients = [merge_duplicates(gradient) for gradient in of_variables]
-    reached = [(r.weights, g) for r, g in zip(separate_reductions, of_uses) if g is not None]
-    if reached:
-        weights, upstream = map(list, zip(*reached))
-        # Each row occurs once before rows are summed, so the order of the sum is fixed.
-        separate = [
-            dense(merge_duplicates(gradient), variable)
-            for gradient, variable in zip(tf.gradients(weights, variables, upstream), variables)
-        ]
-        gradients = list(map(_add, gradients, separate))
+    weights = [r.weights for r, g in zip(separate_reductions, of_uses) if g is not None]
+    upstream = [gradient for gradient in of_uses if gradient is not None]
+    separate = tf.gradients(weights, variables, upstream) if weights else [None] * len(variables)
+    # Each row occurs once before rows are summed, so the order of the sum is fixed.
+    gradients = [
+        _add(merge_duplicates(gradient), dense(merge_duplicates(through_uses), variable))
+        for gradient, through_uses, variable in zip(of_variables, separate, variables)
+    ]
     unused = [v.op.name for g, v in zip(gradients, variables) if g is None]
     if unused:
         logger.warning("the loss does not depend on %s, which keeps its value", ", ".join(unused))

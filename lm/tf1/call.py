@@ -67,14 +67,9 @@ def current_call() -> Call | None:
     return active[-1] if active else None
 
 
-@functools.cache
-def warn_once(message: str) -> None:
-    logger.warning(message)
-
-
-@functools.cache
-def inform_once(message: str) -> None:
-    logger.info(message)
+# Log each message only once.
+warn_once = functools.cache(logger.warning)
+inform_once = functools.cache(logger.info)
 
 
 def defining_classes(base: type, name: str) -> list[type]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -17,7 +16,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -25,6 +24,7 @@ import tensorflow.compat.v1 as tf
 from lm.errors import UserError
 from lm.files import short_name
 from lm.tf1 import adapter, old_python
+from lm.tf1.call import replaced
 from lm.tf1.inert import HOROVOD, Inert, up_to_the_optimizer
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.code import add_loaded
@@ -57,7 +57,7 @@ def load(
     """
     files = current_files("tf1.load is called")
     program, name, prefix = _find(path, root, stubs, before, files)
-    with _empty_command_line(path):
+    with replaced(sys, {"argv": [path]}):
         module = importlib.import_module(f"{program.package}.{name}")
     program.record(prefix, files)
     return module
@@ -86,7 +86,7 @@ def script(
         program.prepare(module)
         sys.modules[spec.name] = module  # a new module may define its flags again
         names = _Names(vars(module), kept)
-        with _empty_command_line(path), up_to_the_optimizer(program.tensorflow):
+        with replaced(sys, {"argv": [path]}), up_to_the_optimizer(program.tensorflow):
             exec(code, vars(module), names)
         if unused := kept.keys() - names.assigned:
             raise UserError(
@@ -111,16 +111,6 @@ class _Names(collections.UserDict):
     def __setitem__(self, name: str, value: Any) -> None:
         self.assigned.add(name)
         self.data[name] = self._kept.get(name, value)
-
-
-@contextlib.contextmanager
-def _empty_command_line(path: str) -> Iterator[None]:
-    arguments = sys.argv
-    sys.argv = [path]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
 
 
 def _find(

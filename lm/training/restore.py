@@ -1,6 +1,5 @@
 """Load the initial values of a run, and the values of a run that is resumed."""
 
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +19,6 @@ from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 
-_EMPTY = types.MappingProxyType({})
-
 
 class Table(NamedTuple):
     """A tensor whose rows are loaded selectively, for example one row or column per word."""
@@ -38,8 +35,8 @@ class InitialValues(NamedTuple):
     checkpoint: str  # directory, or prefix of a checkpoint of a TF 1.x program
     tensors: Mapping[str, str]  # names of tensors, by the name of the variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
-    tables: Mapping[str, Table] = _EMPTY  # for each variable
-    types: Mapping[str, tf.DType] = _EMPTY  # types that differ from the variable
+    tables: Mapping[str, Table] = {}  # for each variable
+    types: Mapping[str, tf.DType] = {}  # types that differ from the variable
 
 
 class BroadcastHook(tf.train.SessionRunHook):

@@ -2,18 +2,11 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf.config_pb2 import CallableOptions
-
-
-class _Call(NamedTuple):
-    """A prepared call."""
-
-    compute: Callable  # takes the values of the placeholders, and returns the values of the tensors
-    tensors: Sequence[tf.Tensor]  # the fetched tensors that are not fed
 
 
 class SessionCalls:
@@ -25,7 +18,9 @@ class SessionCalls:
 
     def __init__(self, session: tf.Session):
         self._session, self._lock = session, threading.Lock()
-        self._calls: dict[tuple, _Call] = {}  # for each set of fetches and placeholders
+        # For each set of fetches and placeholders: a function that takes the values of the
+        # placeholders, and the tensors whose values it returns.
+        self._calls: dict[tuple, tuple[Callable, Sequence[tf.Tensor]]] = {}
 
     def __call__(self, fetches: Any, feed: Mapping[tf.Tensor, Any]) -> Any:
         flat = tf.nest.flatten(fetches)
@@ -33,14 +28,16 @@ class SessionCalls:
         with self._lock:
             if key not in self._calls:
                 self._calls[key] = self._prepare(flat, feed)
-        call = self._calls[key]
+        compute, tensors = self._calls[key]
         values = {ph: np.asarray(value, ph.dtype.as_numpy_dtype) for ph, value in feed.items()}
         # Like `session.run`, this method adds the failed operation to an error.
-        found = self._session._do_call(call.compute, *values.values())
-        values.update(zip(call.tensors, found))
+        found = self._session._do_call(compute, *values.values())
+        values.update(zip(tensors, found))
         return tf.nest.pack_sequence_as(fetches, [values.get(each) for each in flat])
 
-    def _prepare(self, flat: Sequence[Any], feed: Mapping[tf.Tensor, Any]) -> _Call:
+    def _prepare(
+        self, flat: Sequence[Any], feed: Mapping[tf.Tensor, Any]
+    ) -> tuple[Callable, Sequence[tf.Tensor]]:
         assert all(isinstance(each, (tf.Tensor, tf.Operation)) for each in flat)
         tensors = [each for each in flat if isinstance(each, tf.Tensor) and each not in feed]
         options = CallableOptions(
@@ -49,4 +46,4 @@ class SessionCalls:
             target=[each.name for each in flat if isinstance(each, tf.Operation)],
         )
         # Keras uses this method too. `session.make_callable` prepares only calls without feeds.
-        return _Call(self._session._make_callable_from_options(options), tensors)
+        return self._session._make_callable_from_options(options), tensors

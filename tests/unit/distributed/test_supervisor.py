@@ -44,20 +44,20 @@ ALLOWED = {
     "progress": (
         "for _ in range(20):",
         "    with watched.exchange('step 7'): time.sleep(0.1)",
-        "with watched.alone('the work'):",
+        "with watched.waiting('the work'):",
         "    for _ in range(20): watched.progressed(); time.sleep(0.1)",
     ),
 }
 HANGS = {  # the phase in the message -> lines
     "step 7, waiting for rank 1, which": ("with watched.exchange('step 7'):", f"    {SLEEP}"),
-    "a write (--step_timeout_seconds)": ("with watched.alone('a write'):", f"    {SLEEP}"),
+    "a write (--step_timeout_seconds)": ("with watched.waiting('a write'):", f"    {SLEEP}"),
     "a save": (  # Staying in touch is not progress.
         "with watched.waiting('a save') as waiting:",
         "    while True: waiting.poll(progress=False); time.sleep(0.1)",
     ),
     "a save, waiting for rank 1": (  # After an inner phase, its outer phase continues.
         "with watched.exchange('a save'):",
-        "    with watched.alone('a write'): pass",
+        "    with watched.waiting('a write'): pass",
         f"    {SLEEP}",
     ),
 }

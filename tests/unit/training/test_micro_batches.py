@@ -92,7 +92,7 @@ def test_parts_are_joined_in_their_order_for_any_number_of_parts(load, num_parts
             graph = build_window_graph(network, of_graph, f"eval_{of_graph.count}_{len(found)}")
             runner = WindowRunner(graph, rows, threads)
             session.run(tf.global_variables_initializer())
-            parts = runner.run(session.run, [graph.nll_TB], *words, {}, list.__add__)
+            parts = runner.run(session.run, graph.nll_TB, *words, {})
             found.append(np.concatenate(parts, axis=1))
     np.testing.assert_allclose(*found, rtol=1e-6)
 

@@ -170,7 +170,7 @@ def test_words_and_windows_have_the_same_results(load, text, caplog):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         runner = WindowRunner(model, Rows(0, 2))
         windows = [(words[t : t + 5], words[t + 1 : t + 6]) for t in (0, 5)]
-        nll = [runner.run(session.run, model.nll_TB, *window, {}) for window in windows]
+        nll = [runner.run(session.run, model.nll_TB, *window, {})[0] for window in windows]
         np.testing.assert_allclose(session.run(by_word), -np.concatenate(nll), rtol=1e-4)
 
 
