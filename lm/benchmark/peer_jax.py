@@ -28,7 +28,8 @@ class Layers:
         self._product_dtype, self._key, self._num_masks = product_dtype, key, 0
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        return (a.astype(self._product_dtype) @ b.astype(self._product_dtype)).astype(jnp.float32)
+        a, b = a.astype(self._product_dtype), b.astype(self._product_dtype)
+        return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
     def dense(self, x: jax.Array, name: str) -> jax.Array:
         return self.product(x, self.weights[f"{name}/weights"]) + self.weights[f"{name}/bias"]
