@@ -72,7 +72,7 @@ def train(config: str | os.PathLike | None = None, **settings: Any) -> dict[str,
         before = from_rank_0(comm, lambda: recorded_config(how.output_dir))
     kept = file.config if before is None else Config(**before)
     changed = replaced(kept, **fields)
-    changed.check_used(fields)
+    changed.check_used(fields, file.config)
     if not _training.acquire(blocking=False):
         raise UserError("another thread of this process is training: use one process per run")
     try:

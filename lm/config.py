@@ -8,8 +8,9 @@ import itertools
 import re
 from collections.abc import Collection
 
+from lm import logger
 from lm.errors import UserError
-from lm.options import MAX_SEED, Checked, option
+from lm.options import MAX_SEED, Checked, defaults, option
 
 _MAX_UNITS = 100_000
 # T * B tokens must be a valid tensor dimension.
@@ -269,11 +270,18 @@ class Config(Checked):
                 found[field.name] = f"{kind} {chosen}: remove it, or choose {kind} {users}"
         return found
 
-    def check_used(self, given: Collection[str]) -> None:
-        """Raise UserError if a setting that the user gave has no effect."""
+    def check_used(self, given: Collection[str], of_file: "Config") -> None:
+        """Raise UserError if a given flag has no effect.
+
+        If a setting of the config file, `of_file`, has no effect, log a warning: a momentum without
+        `optimizer="momentum"`, for example.
+        """
+        default = defaults(type(of_file))
         for name, reason in self.unused.items():
             if name in given:
                 raise UserError(f"{name} has no effect with {reason}")
+            if name in of_file.unused and getattr(of_file, name) != default[name]:
+                logger.warning("%s of the config file has no effect with %s", name, reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +348,7 @@ class RunOptions(Checked):
     )  # fmt: skip
     step_timeout_seconds: float = option(
         600.0, "end a job of several ranks if a rank waits this long for other ranks, or if rank 0"
-        " waits this long for the disk (0: never)", low=0,
+        " waits this long for a save (0: never)", low=0,
     )  # fmt: skip
     max_steps: int | None = option(None, "stop training after N steps", low=1, affects="length")
     early_stopping_epochs: int | None = option(

@@ -15,7 +15,6 @@ import sys
 import traceback
 import types
 
-from lm import logger
 from lm.config import Config
 from lm.errors import UserError, error_class, first_line
 from lm.files import short_name
@@ -72,19 +71,10 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
         Checked.__post_init__(config)  # A subclass may not call it.
-        _warn_of_unused(path, config)
         functions = _network_functions(module, path, sha256, type(config), loaded)
     except (Exception, SystemExit) as error:
         raise UserError(f"config {_explain(path, error)}") from error
     return ConfigFile(path, sha256, config, functions, loaded)
-
-
-def _warn_of_unused(path: str, config: Config) -> None:
-    """Warn of settings without effect, such as a momentum without `optimizer="momentum"`."""
-    defaults = Config()
-    for name, reason in config.unused.items():
-        if getattr(config, name) != getattr(defaults, name):
-            logger.warning("%s: %s has no effect with %s", path, name, reason)
 
 
 def _explain(path: str, error: BaseException) -> str:

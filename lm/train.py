@@ -71,7 +71,7 @@ def _train(arguments, comm, supervisor):
             config = arguments[Config]
         else:
             config = replaced(Config(**kept), **arguments.given[Config])
-        config.check_used(arguments.given[Config])
+        config.check_used(arguments.given[Config], arguments.config_file.config)
     train(config, arguments[RunOptions], comm, arguments.config_file.functions, supervisor)
 
 

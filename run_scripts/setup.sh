@@ -161,7 +161,7 @@ fi
 
 # A step runs again if its description has changed.
 finished() { # NAME DESCRIPTION [--dev]
-    [[ ! -f $venv/.done-$1 || $(<"$venv/.done-$1") != "$2" ]] || return 0
+    [[ ! -f $venv/.done-$1 || $(sed -E "$without_patch" "$venv/.done-$1") != "$2" ]] || return 0
     [[ -w $venv ]] || die "$venv needs an update ($1), and you cannot write to it: ask its owner to run" \
         "run_scripts/setup.sh${3:+ $3}, or set VENV to a directory of your own"
     return 1

@@ -52,6 +52,17 @@ checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
+# Sleeps. A signal ends this script at once, except SIGUSR1, because there is nothing to save.
+pause() { # SECONDS
+    sleep "$1" &
+    trap 'kill $! 2>/dev/null || true; exit 140' USR2 # the time limit is near
+    trap 'kill $! 2>/dev/null || true; exit 143' TERM HUP
+    trap 'kill $! 2>/dev/null || true; exit 130' INT
+    while kill -0 $! 2>/dev/null; do wait $! || true; done
+    trap - TERM HUP INT
+    trap : USR2
+}
+
 restarts=0 code=1 backoff=${BACKOFF:-5} had=''
 while true; do
     before=$(checkpoints)
@@ -75,10 +86,6 @@ while true; do
         exit "$code"
     fi
     say "train_resilient: exit code $code, restart $restarts in $backoff s"
-    trap 'kill $!; exit 140' USR2 # the time limit is near
-    trap 'kill $!; exit 143' TERM HUP
-    trap 'kill $!; exit 130' INT
-    sleep "$backoff" &
-    wait $!
+    pause "$backoff"
     backoff=$((backoff * 2 > 300 ? 300 : backoff * 2))
 done

@@ -118,9 +118,9 @@ def _check(arguments: Arguments, settings: Settings) -> Search:
     options, config = arguments[SearchOptions], with_absolute_paths(arguments[Config])
     space = parse_space(options.space, config)
     is_new = not settings.corpus
-    # Otherwise, some trials may use them.
-    if space.keys().isdisjoint({"optimizer", "lr_schedule"}):
-        config.check_used({*space, *arguments.given[Config]})
+    # Otherwise, some trials may use them. A resumed search has the flags of search.json.
+    if is_new and space.keys().isdisjoint({"optimizer", "lr_schedule"}):
+        config.check_used({*space, *arguments.given[Config]}, arguments.config_file.config)
     for name in space.keys() & arguments.given[Config].keys():
         raise UserError(f"--{name} is in --space too; remove one of them")
     unfair = [name for name in space if name in _UNFAIR_TO_PRUNE]

@@ -35,10 +35,10 @@ def test_a_disk_that_never_answers_ends_the_job(start, tmp_path):
 
 
 def test_a_slow_disk_may_load_a_checkpoint_longer_than_the_timeout(start, tmp_path):
-    flags = (*LONG[:-1], "--noeval", "--step_timeout_seconds", 1)
+    flags = (*LONG[:-1], "--noeval", "--step_timeout_seconds", 3)
     run(start, tmp_path, *flags, "--max_steps", 2)
     resume = (*flags, "--max_steps", 3, "--resume")
-    run(start, tmp_path, *resume, num_ranks=2, fault="slow_load:3")
+    run(start, tmp_path, *resume, num_ranks=2, fault="slow_load:6")
     assert last_step(tmp_path) == 3
 
 

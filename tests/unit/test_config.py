@@ -111,8 +111,18 @@ def test_a_setting_without_an_effect_is_rejected():
     with pytest.raises(
         UserError, match=r"^adam_epsilon .* sgd: remove it, or choose optimizer adam$"
     ):
-        Config().check_used(["learning_rate", "adam_epsilon"])
-    Config(num_steps_total=0).check_used(["num_epochs"])
+        Config().check_used(["learning_rate", "adam_epsilon"], Config())
+    Config(num_steps_total=0).check_used(["num_epochs"], Config())
+
+
+def test_a_setting_of_the_config_file_without_an_effect_is_a_warning(caplog):
+    file = Config(momentum=0.8)
+    dataclasses.replace(file, optimizer="momentum").check_used(["optimizer"], file)
+    Config(optimizer="momentum", momentum=0.8).check_used([], Config(optimizer="momentum"))
+    assert not caplog.messages
+    file.check_used([], file)
+    (message,) = caplog.messages
+    assert message.startswith("momentum of the config file has no effect with optimizer sgd: ")
 
 
 def parse(*arguments):

@@ -75,6 +75,15 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
         search("--config=config_transformer")
 
 
+def test_an_older_search_with_a_flag_without_an_effect_is_resumed(search):
+    search()
+    file = search.directory / "search.json"
+    settings = json.loads(file.read_text())
+    settings["flags"]["momentum"] = 0.95
+    file.write_text(json.dumps(settings))
+    assert states(search()) == [COMPLETE] * 3
+
+
 def test_a_search_is_resumed_on_the_given_hosts(search):
     for flags, hosts in ((["--hosts=node1:1"], "node1:1"), ([], None)):
         with contextlib.ExitStack() as stack:

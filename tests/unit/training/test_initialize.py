@@ -14,7 +14,7 @@ from lm.errors import RunError, UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.tokens.symbols import Ids
-from lm.training.initialize import find_source, initial_values
+from lm.training.initialize import _common_rows, find_source, initial_values
 from lm.training.restore import BroadcastHook
 from tests.tf1_program import NAMES, NETWORK, save
 from tests.unit.model.networks import V
@@ -78,6 +78,12 @@ def test_common_rows_of_a_table_are_loaded_on_request(tmp_path, network, num_wor
     np.testing.assert_array_equal(values["net/out"][:, :common], saved["model/out"][:, :common])
     assert np.all(np.abs(values["net/wte"][common:]) <= network[1].init_scale)
     assert f"loaded 1 weights of {tmp_path}/model.ckpt; loaded {common} rows of net/" in caplog.text
+
+
+def test_a_bias_of_another_size_is_not_loaded():
+    """Its gates would get values of other gates."""
+    assert _common_rows("bias", {"bias": [8]}, [4], V) is None
+    assert _common_rows("positions", {"positions": [8, 2]}, [4, 2], V).ids == range(4)
 
 
 @pytest.mark.parametrize(
