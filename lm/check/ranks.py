@@ -203,11 +203,9 @@ def check_exchange(
         latency = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: one}))
         seconds = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: many}))
     barrier = _best_seconds(comm, comm.barrier)
+    text, fix = f"the sum of ones over the ranks is {comm.size}", ""
     right = comm.gather(bool((result == comm.size).all()))
-    text = f"the sum of ones over the ranks is {comm.size}"
-    fix = ""
-    if not all(right):
-        wrong = [rank for rank, is_right in enumerate(right) if not is_right]
+    if wrong := [rank for rank, is_right in enumerate(right) if not is_right]:
         text = f"the sum of ones over the ranks is not {comm.size} on ranks {wrong}"
         fix = f"if it is wrong on all ranks, Horovod was built for a different MPI: {_SETUP}"
     yield Result("allreduce", text, fix, prevents_training=True)

@@ -72,8 +72,7 @@ def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:
     from lm.inference.sampling import Sampling
     from lm.inference.trained_run import open_run
 
-    is_best = run.test.get("test_on") == "best"
-    opened = open_run(run.directory, "best" if is_best else "last")
+    opened = open_run(run.directory, "best" if run.tests_best else "last")
     with contextlib.closing(Generator(opened)) as generator:
         if shows_text:
             ids = itertools.islice(load_text(opened, "valid").ids, _NUM_TOKENS)
