@@ -9,4 +9,4 @@ unset CDPATH # otherwise cd may enter a different directory
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
-venv=$(realpath -ms -- "$venv") # one spelling, because the scripts in it name it
+venv=$(realpath -ms -- "$venv") # the scripts in the environment contain this path

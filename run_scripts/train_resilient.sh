@@ -52,7 +52,7 @@ checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
-# Sleeps. A signal ends this script at once, except SIGUSR1, because there is nothing to save.
+# Sleeps. A signal ends this script immediately. SIGUSR1, which requests a save, is ignored: no job is running.
 pause() { # SECONDS
     sleep "$1" &
     trap 'kill $! 2>/dev/null || true; exit 140' USR2 # the time limit is near
