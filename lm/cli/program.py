@@ -55,10 +55,11 @@ def run(
         _exit_unconnected(_stopped(interrupt))
 
     def work_together(supervisor: Supervisor) -> None:
-        with on_all_ranks(comm):
-            if failure:
-                raise failure
-        work(parsed, comm, supervisor)
+        with supervisor.signals.as_interrupt():
+            with on_all_ranks(comm):
+                if failure:
+                    raise failure
+            work(parsed, comm, supervisor)
 
     timeout = RunOptions().step_timeout_seconds
     _finish(comm, lambda: Supervisor(comm, timeout, is_command=True), work_together)

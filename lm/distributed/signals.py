@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -53,6 +54,7 @@ class Signals:
         self._speaks, self._exits, self._is_deferred = speaks, exits, False
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts, self._num_handled = 0, 0
+        self._interrupt = 0  # number of the last signal that raised KeyboardInterrupt, or 0
         self._end = threading.Timer(_END_SECONDS, self._end_unless_deferred)
         self._end.daemon = True
         self._previous: dict[int, Any] = {}
@@ -83,6 +85,16 @@ class Signals:
         self._reader.close()
         self._end.cancel()
 
+    @contextlib.contextmanager
+    def as_interrupt(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt if TensorFlow's C code turns it into a different error."""
+        try:
+            yield
+        except Exception:
+            if self._interrupt:
+                raise KeyboardInterrupt(self._interrupt) from None
+            raise
+
     def defer(self) -> None:
         """From now on, let stop signals wait until the caller reads `stop`, and saves."""
         self._is_deferred = True
@@ -97,7 +109,12 @@ class Signals:
             return
         self._num_handled += 1
         if not self._is_deferred or (self._num_handled > 1 and not self._exits):
-            raise KeyboardInterrupt(int(_STOP[number]))
+            self._interrupt = int(_STOP[number])
+            if self._exits:
+                # TensorFlow's C code may print the exception instead of returning it. Then `_end`
+                # ends the process.
+                sys.unraisablehook = lambda _: None
+            raise KeyboardInterrupt(self._interrupt)
 
     def _read(self) -> None:
         while numbers := self._reader.recv(64):

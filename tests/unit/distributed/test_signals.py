@@ -47,6 +47,21 @@ def test_work_that_ignores_the_interrupt_ends_within_a_second():
     assert (code, lines[-1]) == (143, "lm: stopped by SIGTERM\n")
 
 
+def test_an_interrupt_that_becomes_a_different_error_stays_an_interrupt():
+    work = "try:\n    with signals.as_interrupt():\n"
+    work += "        try: print('ready', flush=True); time.sleep(30)\n"
+    work += "        except KeyboardInterrupt: raise TypeError\n"
+    work += "except KeyboardInterrupt as error: print(error.args)"
+    assert stop(work, signal.SIGTERM) == (0, ["ready\n", f"({int(signal.SIGTERM)},)\n"])
+
+
+def test_an_interrupt_that_is_lost_prints_no_stack():
+    work = "class Lost:\n    def __del__(self): print('ready', flush=True); time.sleep(30)\n"
+    work += "Lost()\nprint('continues', flush=True); time.sleep(30)"
+    expected = ["ready\n", "continues\n", "lm: stopped by SIGTERM\n"]
+    assert stop(work, signal.SIGTERM) == (143, expected)
+
+
 def test_the_process_of_a_caller_is_never_ended():
     work = "signals.close(); signals = Signals(exits=False)\n"
     work += "try: print('ready', flush=True); time.sleep(30)\n"
