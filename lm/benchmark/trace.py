@@ -14,7 +14,7 @@ from typing import Any
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 
-_LEAST_SHARE = 0.002  # operations with a smaller share of the step share a row
+_LEAST_SHARE = 0.002  # operations with a smaller share of all operations share a row
 
 
 def measure(config: Config, options: Options) -> dict[str, Any]:
@@ -24,15 +24,16 @@ def measure(config: Config, options: Options) -> dict[str, Any]:
     groups = defaultdict(list)
     for name, kind, seconds in result["operations"]:
         groups[_part_of(name), kind].append(seconds)
+    total = sum(seconds for _, _, seconds in result["operations"])
     rows, others = [], []
     for (part, kind), seconds in sorted(groups.items(), key=lambda group: -sum(group[1])):
-        if sum(seconds) < _LEAST_SHARE * step:
+        if sum(seconds) < _LEAST_SHARE * total:
             others += seconds
         else:
             rows.append((part, f"{kind} x {len(seconds)}", sum(seconds)))
     rows += [
         ("all parts", f"{len(others)} other operations", sum(others)),
-        ("session", "", session - sum(seconds for _, _, seconds in result["operations"])),
+        ("session", "", session - total),
         ("Python", "", step - session),
     ]
     return {
