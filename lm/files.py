@@ -6,8 +6,10 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -18,6 +20,7 @@ _BLOCK_BYTES = 1 << 20
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
+_unfinished: set[str] = set()  # the paths of blocks of `unfinished`
 
 
 def sha256_of(path: str) -> str:
@@ -83,22 +86,51 @@ def check_private(path: str) -> None:
 
 
 @contextlib.contextmanager
+def unfinished(path: str) -> Iterator[None]:
+    """Remove a temporary file or directory after the block, even if a signal ends this process."""
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _remove(path)
+        _unfinished.discard(path)
+
+
+def remove_unfinished() -> None:
+    """Remove the temporary files of this process, which ends."""
+    for path in list(_unfinished):
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)  # leaves a file
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+@contextlib.contextmanager
+def temporary_directory(parent: str, prefix: str) -> Iterator[str]:
+    """Create a directory for unfinished files; see `unfinished`."""
+    path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    with unfinished(path):
+        yield path
+
+
+@contextlib.contextmanager
 def open_atomically(path: str) -> Iterator[BinaryIO]:
     """Open a file that replaces an existing file or link atomically if the block succeeds."""
     if os.path.exists(path) and not os.path.isfile(path):  # Do not replace /dev/null.
         raise OSError(errno.EINVAL, "not a regular file", path)
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        with open(temporary, "xb") as file:  # does not follow a link of another user
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        if isinstance(error, OSError):
-            error.filename = path  # Errors about full disks do not contain the path.
+        with unfinished(temporary):
+            with open(temporary, "xb") as file:  # does not follow a link of another user
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.
+            os.replace(temporary, path)
+    except OSError as error:
+        error.filename = path  # Errors about full disks do not contain the path.
         raise
 
 

@@ -31,6 +31,7 @@ from lm.checkpoint.manifest import (
 )
 from lm.checkpoint.tensors import Group, write_tensors
 from lm.errors import RunError, UserError
+from lm.files import unfinished
 from lm.json_files import CorruptFile
 from lm.record import CHECKPOINTS_DIR
 
@@ -174,27 +175,25 @@ def save(
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             _fsync(run_dir)
-        os.mkdir(temporary)
-        write_tensors(temporary, groups)
-        after_reading()
-        files = {}
-        for file in sorted(os.listdir(temporary)):
-            path = os.path.join(temporary, file)
-            _fsync(path)
-            files[file] = file_facts(path)
-            after_file()
-        manifest = dataclasses.replace(manifest, files=files)
-        write_manifest(temporary, manifest)
-        _fsync(temporary)
-        is_first = not list_checkpoints(run_dir)
-        _publish(temporary, final)
-        if is_first:
-            manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
-        return Checkpoint(final, manifest)
-    except BaseException as error:  # including KeyboardInterrupt
-        shutil.rmtree(temporary, ignore_errors=True)  # frees its space
-        if not isinstance(error, (OSError, tf.errors.OpError)):
-            raise
+        with unfinished(temporary):
+            os.mkdir(temporary)
+            write_tensors(temporary, groups)
+            after_reading()
+            files = {}
+            for file in sorted(os.listdir(temporary)):
+                path = os.path.join(temporary, file)
+                _fsync(path)
+                files[file] = file_facts(path)
+                after_file()
+            manifest = dataclasses.replace(manifest, files=files)
+            write_manifest(temporary, manifest)
+            _fsync(temporary)
+            is_first = not list_checkpoints(run_dir)
+            _publish(temporary, final)
+            if is_first:
+                manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
+            return Checkpoint(final, manifest)
+    except (OSError, tf.errors.OpError) as error:
         reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
         raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
 

@@ -13,14 +13,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import NoReturn, TypeVar
 
 from lm.config import RunOptions
 from lm.distributed import launch
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.signals import stopped_by
+from lm.distributed.signals import Signals, stopped_by
 from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line, printable
 from lm.events.logs import may_be_gone, start_console
@@ -42,7 +41,7 @@ def run(
     `work` runs on all ranks.
     """
     use_huge_pages()
-    _start(launch.launched_rank())
+    signals = _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
         launch.end_with_launcher()
     try:
@@ -51,18 +50,15 @@ def run(
             comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _exit_unconnected(error)
-    except KeyboardInterrupt as interrupt:
-        _exit_unconnected(_stopped(interrupt))
 
     def work_together(supervisor: Supervisor) -> None:
-        with supervisor.signals.as_interrupt():
-            with on_all_ranks(comm):
-                if failure:
-                    raise failure
-            work(parsed, comm, supervisor)
+        with on_all_ranks(comm):
+            if failure:
+                raise failure
+        work(parsed, comm, supervisor)
 
     timeout = RunOptions().step_timeout_seconds
-    _finish(comm, lambda: Supervisor(comm, timeout, is_command=True), work_together)
+    _finish(comm, lambda: Supervisor(comm, timeout, signals), work_together)
 
 
 def _parse_or_defer(
@@ -82,24 +78,21 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     _start(0)
     if launch.launched_size() > 1:
         _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
-    signal.signal(signal.SIGTERM, _interrupt)
     _finish(Communicator(), contextlib.nullcontext, lambda _: work(sys.argv))
 
 
-def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    """Let the command remove its unfinished files, as after Ctrl-C."""
-    raise KeyboardInterrupt(number)
+def interruptible() -> contextlib.AbstractContextManager:
+    """Let stop signals raise KeyboardInterrupt(number) in a block that does not use TensorFlow."""
+    return contextlib.closing(Signals(exits=False))
 
 
-def _start(rank: int) -> None:
+def _start(rank: int) -> Signals:
     keep_freed_memory()
     # Print words in any locale, and file names that are not UTF-8, without changing their bytes.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by default, a save request ends the process
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see lm/__init__.py
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return Signals(speaks=rank == 0)
 
 
 @contextlib.contextmanager

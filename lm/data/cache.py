@@ -27,6 +27,7 @@ from lm.files import (
     private_name,
     sha256_of,
     short_name,
+    unfinished,
     write_atomically,
 )
 from lm.json_files import from_json, parse_object
@@ -115,7 +116,7 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
     # The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
     shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with unfinished(staging):
         os.mkdir(staging, 0o700)  # the umask may let a group write to the files in it
         # Look again: NFS may show an old list of files until this host changes the directory, and
         # jobs on other hosts may already use the entry.
@@ -136,8 +137,6 @@ def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     encoded = _open_entry(entry, recipe)
     if encoded is None:
         raise OSError(errno.EIO, "the written files are corrupt")

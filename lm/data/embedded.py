@@ -15,7 +15,6 @@ import errno
 import hashlib
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 
 from lm.data.splits import SPLITS
 from lm.errors import UserError
-from lm.files import open_atomically, sha256_of
+from lm.files import open_atomically, sha256_of, temporary_directory
 from lm.json_files import from_json, read_object, write_json
 from lm.options import MAX_SEED, Checked, option
 
@@ -168,7 +167,7 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     if not os.path.exists(directory):
         parent = os.path.dirname(directory)
         os.makedirs(parent, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".corpus-", dir=parent) as staging:
+        with temporary_directory(parent, ".corpus-") as staging:
             corpus = os.path.join(staging, "corpus")
             os.mkdir(corpus)  # with the permissions of the umask; `staging` is private
             _write_files(corpus, options)

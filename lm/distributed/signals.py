@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from lm import logger
 from lm.distributed.launch import repeat_after_mpirun
+from lm.files import remove_unfinished
 
 _STOP = {
     signal.SIGTERM: signal.SIGTERM,
@@ -27,7 +28,7 @@ _STOP = {
 }
 # The ranks receive one SIGUSR1 at slightly different steps, and must save only once.
 _SAME_REQUEST_SECONDS = 2.0
-_END_SECONDS = 1.0
+_FLUSH_SECONDS = 1.0
 
 
 def stopped_by(number: int) -> str:
@@ -37,10 +38,10 @@ def stopped_by(number: int) -> str:
 class Signals:
     """Records the requests of signals until it is closed.
 
-    Before `defer` is called, a stop signal raises KeyboardInterrupt(number) in the main thread. If
-    `exits` is true, it also ends the process if the main thread does not return from C code within
-    a second, and a second SIGINT ends the process. A caller's process, such as a notebook, is not
-    ended: there, a second signal raises KeyboardInterrupt too.
+    If `exits` is true, a stop signal before `defer` is called ends the process, and so does a
+    second SIGINT. A caller's process, such as a notebook, is not ended: there, these signals raise
+    KeyboardInterrupt(number) in the main thread. TensorFlow's C code may lose or print such an
+    exception.
 
     A thread receives the signals, because Python runs a handler only after the main thread returns
     from C code, and a rank that waits for a dead rank never returns. Outside the main thread,
@@ -55,8 +56,6 @@ class Signals:
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts, self._num_handled = 0, 0
         self._interrupt = 0  # number of the last signal that raised KeyboardInterrupt, or 0
-        self._end = threading.Timer(_END_SECONDS, self._end_unless_deferred)
-        self._end.daemon = True
         self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._open()
@@ -83,15 +82,14 @@ class Signals:
         self._writer.close()  # this ends the thread
         self._thread.join()
         self._reader.close()
-        self._end.cancel()
 
     @contextlib.contextmanager
     def as_interrupt(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt if TensorFlow's C code turns it into a different error."""
+        """Raise KeyboardInterrupt again if TensorFlow's C code turns it into a different error."""
         try:
             yield
         except Exception:
-            if self._interrupt:
+            if self._interrupt and not self._is_deferred:
                 raise KeyboardInterrupt(self._interrupt) from None
             raise
 
@@ -108,12 +106,11 @@ class Signals:
         if number not in _STOP:
             return
         self._num_handled += 1
-        if not self._is_deferred or (self._num_handled > 1 and not self._exits):
+        if self._exits:
+            while not self._is_deferred:  # Do not report missing files until the process ends.
+                time.sleep(1)
+        elif not self._is_deferred or self._num_handled > 1:
             self._interrupt = int(_STOP[number])
-            if self._exits:
-                # TensorFlow's C code may print the exception instead of returning it. Then `_end`
-                # ends the process.
-                sys.unraisablehook = lambda _: None
             raise KeyboardInterrupt(self._interrupt)
 
     def _read(self) -> None:
@@ -136,13 +133,14 @@ class Signals:
                     note = "; Ctrl-C again ends without saving"
                 self._print(f"stopping after this step and saving{note}")
             elif is_first and self._exits:
-                self._end.start()
-
-    def _end_unless_deferred(self) -> None:
-        if not self._is_deferred:
-            self._exit(stopped_by(self.stop))
+                self._exit(stopped_by(self.stop))
 
     def _exit(self, message: str) -> NoReturn:
+        remove_unfinished()
+        # The main thread may hold the lock of stdout, and the reader of a pipe may be slow.
+        flush = threading.Thread(target=sys.stdout.flush, daemon=True)
+        flush.start()
+        flush.join(_FLUSH_SECONDS)
         self._print(message)
         if self._speaks:
             repeat_after_mpirun(f"lm: {message}")

@@ -77,9 +77,10 @@ class Supervisor:
       on_failure: Called in a separate thread, with the reason, when this rank is ended.
     """
 
-    def __init__(self, comm: Communicator, timeout_seconds: float, is_command: bool = False):
-        exits = is_command or comm.size > 1  # a single process may be the user's notebook
-        self.signals, self.timeout = Signals(comm.is_rank_0, exits), timeout_seconds
+    def __init__(self, comm: Communicator, timeout_seconds: float, signals: Signals | None = None):
+        # A single process may be the user's notebook.
+        self.signals = signals or Signals(comm.is_rank_0, exits=comm.size > 1)
+        self.timeout = timeout_seconds
         self._comm, self._num_progressed = comm, 0
         self._own, self._processes = _this_process(), []
         self.on_failure: Callable[[str], None] = lambda reason: None

@@ -127,10 +127,11 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
 
 def _encode(run: Run, name: str, source: Source) -> Text:
     try:
-        # The mapping keeps the contents of the file after the file is removed.
-        with tempfile.NamedTemporaryFile(prefix="lm-") as file:
-            encoded = encode_source(source, run.tokenizer, file.name, run.config.token_dtype)
-            ids = map_ids(file.name)
+        # The file has no name, so nobody must remove it. The mapping keeps its contents.
+        with tempfile.TemporaryFile() as file:
+            path = f"/proc/self/fd/{file.fileno()}"
+            encoded = encode_source(source, run.tokenizer, path, run.config.token_dtype)
+            ids = map_ids(path)
     except OSError as error:  # The error does not contain the path if the disk is full.
         raise RunError(
             f"cannot write to {tempfile.gettempdir()} ({error.strerror}): free some space, or set"

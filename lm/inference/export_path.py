@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
 from lm.errors import RunError, UserError, error_class, short_message
+from lm.files import temporary_directory
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def new_export(to: str) -> Iterator[str]:
     parent = os.path.dirname(os.path.abspath(to))
     try:
         os.makedirs(parent, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
+        with temporary_directory(parent, ".export-") as staging:
             path = os.path.join(staging, "export")
             yield path
             os.rename(path, to)

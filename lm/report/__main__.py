@@ -121,20 +121,21 @@ def _watch(paths, path):
     logger.info("writing %s until all runs have ended; Ctrl-C writes it a last time", path)
     reported = set()
     try:
-        while True:
-            start = time.monotonic()
-            runs, errors = _read_runs(paths)  # a run may start later
-            for message in dict.fromkeys(map(str, errors)):
-                if message not in reported:
-                    logger.warning("%s", message)
-                    reported.add(message)
-            if all(run.end for run in runs) and not errors:
-                return
-            _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)
-            # Leave the cores to the training.
-            time.sleep(max(_RELOAD_SECONDS, 10 * (time.monotonic() - start)))
+        with program.interruptible():
+            while True:
+                start = time.monotonic()
+                runs, errors = _read_runs(paths)  # a run may start later
+                for message in dict.fromkeys(map(str, errors)):
+                    if message not in reported:
+                        logger.warning("%s", message)
+                        reported.add(message)
+                if all(run.end for run in runs) and not errors:
+                    return
+                _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)
+                # Leave the cores to the training.
+                time.sleep(max(_RELOAD_SECONDS, 10 * (time.monotonic() - start)))
     except KeyboardInterrupt as interrupt:
-        if interrupt.args:  # SIGTERM; Ctrl-C writes the page a last time
+        if interrupt.args != (signal.SIGINT,):  # Ctrl-C writes the page a last time.
             raise
 
 

@@ -62,6 +62,7 @@ def train(
         supervisor.timeout = options.step_timeout_seconds
         if comm.is_rank_0 and not shows_bar():
             stack.enter_context(contextlib.closing(Heartbeat(lambda: supervisor.activity)))
+        stack.enter_context(supervisor.signals.as_interrupt())
         job = prepare(config, options, comm, stack, functions, supervisor)
         try:
             with functions.one_line_errors(running=True), tf.Graph().as_default():

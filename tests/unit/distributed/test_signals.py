@@ -9,7 +9,7 @@ import pytest
 from tests.commands import environment
 
 PROGRAM = """
-import time
+import sys, time
 from lm.distributed.signals import Signals
 
 signals = Signals()
@@ -31,35 +31,54 @@ def stop(work, *numbers, prefix=()):
 
 
 @pytest.mark.parametrize(
-    "number, raised",
-    [(signal.SIGINT, signal.SIGINT), (signal.SIGUSR2, signal.SIGTERM)],
+    "number, name",
+    [
+        (signal.SIGINT, "SIGINT"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGUSR2, "SIGTERM"),
+        (signal.SIGHUP, "SIGTERM"),
+    ],
 )
-def test_before_there_is_anything_to_save_a_signal_interrupts_the_work(number, raised):
-    work = "try: print('ready', flush=True); time.sleep(30)\n"
-    work += "except KeyboardInterrupt as error: print(error.args)"
-    assert stop(work, number) == (0, ["ready\n", f"({int(raised)},)\n"])
+def test_before_there_is_anything_to_save_a_signal_ends_the_process(tmp_path, number, name):
+    work = "from lm.files import temporary_directory\nsys.stdout = open(1, 'w', 9999)\n"
+    work += "print('result')\n"
+    work += f"with temporary_directory({str(tmp_path)!r}, 'a') as path:\n"
+    work += "    print('ready', file=sys.stderr, flush=True)\n    time.sleep(30)"
+    code, lines = stop(work, number)
+    assert code == 128 + getattr(signal, name)
+    assert lines == ["ready\n", "result\n", f"lm: stopped by {name}\n"]
+    assert not list(tmp_path.iterdir())
 
 
-def test_work_that_ignores_the_interrupt_ends_within_a_second():
-    work = "while True:\n    try: print('ready', flush=True); time.sleep(30)\n"
-    work += "    except KeyboardInterrupt: pass"
-    code, lines = stop(work, signal.SIGTERM)
-    assert (code, lines[-1]) == (143, "lm: stopped by SIGTERM\n")
+def test_work_that_catches_or_loses_exceptions_is_ended_too():
+    work = "class Lost:\n    def __del__(self): time.sleep(30)\n"
+    work += "while True:\n    print('ready', flush=True)\n"
+    work += "    try: Lost()\n    except BaseException: pass"
+    assert stop(work, signal.SIGTERM) == (143, ["ready\n", "lm: stopped by SIGTERM\n"])
 
 
-def test_an_interrupt_that_becomes_a_different_error_stays_an_interrupt():
-    work = "try:\n    with signals.as_interrupt():\n"
+def test_missing_files_are_not_reported():
+    work = "import os, lm.distributed.signals as module\n"
+    work += "remove = module.remove_unfinished\n"
+    work += "module.remove_unfinished = lambda: (remove(), time.sleep(0.5))\n"
+    work += "from lm.files import temporary_directory\n"
+    work += "with temporary_directory(None, 'a') as path:\n    print('ready', flush=True)\n"
+    work += "    while True: os.stat(path)"
+    assert stop(work, signal.SIGTERM) == (143, ["ready\n", "lm: stopped by SIGTERM\n"])
+
+
+def test_a_caller_gets_an_interrupt_even_if_it_becomes_a_different_error():
+    work = "signals.close(); signals = Signals(exits=False)\n"
+    work += "try:\n    with signals.as_interrupt():\n"
     work += "        try: print('ready', flush=True); time.sleep(30)\n"
     work += "        except KeyboardInterrupt: raise TypeError\n"
-    work += "except KeyboardInterrupt as error: print(error.args)"
-    assert stop(work, signal.SIGTERM) == (0, ["ready\n", f"({int(signal.SIGTERM)},)\n"])
-
-
-def test_an_interrupt_that_is_lost_prints_no_stack():
-    work = "class Lost:\n    def __del__(self): print('ready', flush=True); time.sleep(30)\n"
-    work += "Lost()\nprint('continues', flush=True); time.sleep(30)"
-    expected = ["ready\n", "continues\n", "lm: stopped by SIGTERM\n"]
-    assert stop(work, signal.SIGTERM) == (143, expected)
+    work += "except KeyboardInterrupt as error: print(error.args)\n"
+    # After a lost interrupt, training stops and saves. The errors of the save are not replaced.
+    work += "signals.defer()\n"
+    work += "try:\n    with signals.as_interrupt(): raise OSError\n"
+    work += "except OSError: print('not saved')"
+    expected = ["ready\n", f"({int(signal.SIGTERM)},)\n", "not saved\n"]
+    assert stop(work, signal.SIGTERM) == (0, expected)
 
 
 def test_the_process_of_a_caller_is_never_ended():

@@ -54,7 +54,7 @@ def test_a_page_that_is_slow_to_write_is_written_less_often(tmp_path, monkeypatc
 
     def sleep(seconds):
         pauses.append(seconds)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.SIGINT)
 
     monkeypatch.setattr(command, "_RELOAD_SECONDS", 0)
     monkeypatch.setattr(time, "sleep", sleep)
