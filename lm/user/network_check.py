@@ -16,7 +16,9 @@ from lm.model.network import Network
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
 _ROUNDING = 1e-2  # if shapes, and therefore summation orders, differ; mistakes differ more
+_ENLARGED = 5  # factor for weights
 _CHECKED = 6  # time steps of a window; each may need a computation of the whole window
+_PADDED = 0.25  # share of words that may be padding
 _ROWS = 256  # words per computation of probabilities
 _MAX_ERROR = 1e-3  # of the sum of all probabilities: some programs add a small number to each
 _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
@@ -48,6 +50,9 @@ def check_network(
         check.check_window(session, num_threads)
         if functions.has_losses and vocab_size <= max_words:
             check.check_probabilities(session)
+        # With small weights, a network hardly depends on the words before the last word.
+        kernels = [v for v in tf.trainable_variables() if v.shape.rank > 1]
+        session.run([v.assign(_ENLARGED * v, read_value=False) for v in kernels])
         if disagreement := check.find_disagreement(session):
             logger.warning(disagreement)
 
@@ -111,6 +116,8 @@ class NetworkCheck:
         _check_finite(where, *self._run_words(session, np.zeros([3, 1])))
         _replace_zeros(session, self._network.config.init_scale)
         words = self._random.integers(0, vocab_size, [2, self._num_steps, 2])
+        # Some programs compute the length of a row from the words 0, as if they were padding.
+        words[self._random.random(words.shape) < _PADDED] = 0
         # Use a state that the network computed: other states may be invalid.
         first, state, _ = self._run(session, words, self._zeros)
         top, after, _ = self._run(session, words, state) if state else (first, state, None)
@@ -119,7 +126,8 @@ class NetworkCheck:
         def depends_on_words_from(now: int) -> bool:
             """Whether other words from a time step on change the outputs before this step."""
             changed = words.copy()
-            changed[:, now:] = (changed[:, now:] + 1) % vocab_size
+            changed[:, now:, 0] = (changed[:, now:, 0] + 1) % vocab_size
+            changed[:, now:, 1] = 0
             return _differ(top[:now], self._run(session, changed, state)[0][:now])
 
         if depends_on_words_from(self._num_steps):  # the words are equal

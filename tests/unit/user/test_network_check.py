@@ -20,6 +20,11 @@ AHEAD = """
     T = inputs_TB.shape[0]
     x = tf.gather(x, [min(t + 1 - t % 2, T - 1) for t in range(T)])
 """
+# The length of a row is the number of words that are not 0.
+PADDING = """
+    lengths = tf.reduce_sum(tf.sign(inputs_TB), 0)
+    x *= tf.transpose(tf.sequence_mask(lengths, inputs_TB.shape[0], tf.float32))[:, :, None]
+"""
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,7 @@ AHEAD = """
             "    return x + gate * tf.cumsum(x, reverse=True), {'h': x[-1]}\n",
             "depend on later words",
         ),
+        (PADDING + GOOD, "depend on later words"),
         ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, 1, any\), not \(5,"),
         (
             "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,
@@ -58,6 +64,9 @@ def test_outputs_that_see_later_words_are_an_error(load, body, message):
 WITHIN_THE_WINDOW = {
     "a convolution": "    x += tf.pad(x, [[1, 0], [0, 0], [0, 0]])[:-1]\n" + GOOD,
     "places": "    x += tf.get_variable('places', [5, 1, 4])[: inputs_TB.shape[0]]\n" + GOOD,
+    "small weights": "    y, small = tf.cumsum(x), tf.random_normal_initializer(0, 0.05)\n"
+    "    for _ in range(3): y = tf.layers.dense(y, 4, kernel_initializer=small)\n"
+    "    total = state['h'] + tf.cumsum(x)\n    return total + y, {'h': total[-1]}\n",
     "a state that stays": "    return state['h'] + tf.cumsum(x), {'h': state['h'] + 1}\n",
     "rows that depend on other rows": "    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD,
 }
