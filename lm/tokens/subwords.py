@@ -198,13 +198,17 @@ class _HuggingFace(_Subwords):
     def _find_eos_id(self) -> int:
         found: list[int] = []
         with contextlib.suppress(UserError):
-            found = [i for i in self.encode("\n")[-1:] if i != self.unk_id]
+            found = [i for i in self._encode(["\n"])[0].ids[-1:] if i != self.unk_id]
         separators = [i for i in map(self._model.token_to_id, _SEPARATORS) if i is not None]
         # Most corpora contain line ends but no <|endoftext|>, whose weights then stay random.
         is_line_end = self.decode(found) in ("\n", "<0x0A>")
         return next(iter([*found, *separators] if is_line_end else [*separators, *found]), 0)
 
     def encode(self, text: str) -> list[int]:
+        # Some tokenizers add a space before a text, but not after the line ends in a text.
+        line_end, ids = (found.ids for found in self._encode(["\n", f"\n{text}"]))
+        if line_end and ids[: len(line_end)] == line_end:
+            return ids[len(line_end) :]
         return self._encode([text])[0].ids
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:

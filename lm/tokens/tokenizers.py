@@ -54,7 +54,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the token IDs of a text."""
+        """Return the token IDs of a text that follows a line end."""
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
