@@ -80,10 +80,14 @@ def warn_without_unknown(encoded: EncodedCorpus) -> None:
     """Warn if the training text cannot teach the probability of `<unk>`."""
     unk_id = encoded.tokenizer.unk_id
     if isinstance(encoded.tokenizer, Words) and unk_id is not None:
-        if not any((block == unk_id).any() for block in _blocks(encoded.ids["train"])):
+        size = len(encoded.tokenizer.tokens)
+        counts = sum(np.bincount(block, minlength=size) for block in _blocks(encoded.ids["train"]))
+        if not counts[unk_id]:
+            counts[[unk_id, encoded.tokenizer.eos_id]] = 0
+            rarest = min(counts[counts > 0], default=1)
             logger.warning(
                 f"{UNK} never occurs in train, so the model cannot learn its probability: add"
-                " --min_count 2"
+                f" --min_count {rarest + 1}"
             )
 
 

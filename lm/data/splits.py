@@ -15,6 +15,10 @@ from lm.tokens.text import Part, read_blocks
 
 SPLITS = ("train", "valid", "test")
 TEXT_ENDS, ID_ENDS = (".txt", ".txt.gz"), (".npy", ".npz", ".bin")
+_NO_TEXT_ENDS = (
+    ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".parquet", ".pdf", ".docx",
+    ".odt", ".epub",
+)  # fmt: skip
 _JSON_ENDS = tuple(end + zipped for end in (".json", ".jsonl", ".ndjson") for zipped in ("", ".gz"))
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 
@@ -107,6 +111,10 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
     if path.endswith(ID_ENDS):
         raise UserError(f"{path} has no lines: put train and valid files into a directory")
     _check_no_json(path)
+    if path.endswith(_NO_TEXT_ENDS):
+        raise UserError(
+            f"{path} is not a text: convert it to a .txt file, which may be compressed to .txt.gz"
+        )
     num_lines, num_bytes, last, blocks = 0, 0, b"\n", []
     for block in read_blocks([Part(path)], "counting"):
         blocks.append((num_lines, num_bytes))

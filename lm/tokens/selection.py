@@ -45,7 +45,7 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
             return None
         if config.vocab_size is not None or config.min_count > 1:
             raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
-        return BUILT[config.tokenizer](load_vocabulary(config.vocabulary, "utf-8-sig"))
+        return BUILT[config.tokenizer](load_vocabulary(config.vocabulary, is_saved=False))
     for name in ("vocabulary", "vocab_size", "min_count"):
         if getattr(config, name) != getattr(Config(), name):
             raise UserError(
@@ -57,18 +57,20 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
     return load_subwords(config.tokenizer)
 
 
-def load_vocabulary(path: str, encoding: str = "utf-8") -> Vocabulary:
+def load_vocabulary(path: str, is_saved: bool = True) -> Vocabulary:
     """Read a file of one word per line. Line ends may be CR LF.
 
     Args:
-      encoding: "utf-8-sig" if an editor may have added a byte order mark.
+      is_saved: Whether `Tokenizer.save` wrote the file. Other files may start with a byte order
+        mark, and end without a line end.
     """
     try:
         with open_regular(path) as file:
-            text = file.read().decode(encoding).replace("\r\n", "\n")
-        if not text.endswith("\n"):
+            text = file.read().decode("utf-8" if is_saved else "utf-8-sig")
+        text = text.replace("\r\n", "\n")
+        if is_saved and not text.endswith("\n"):
             raise UserError("the last line is incomplete")
-        return Vocabulary(tuple(text[:-1].split("\n")))
+        return Vocabulary(tuple(text.removesuffix("\n").split("\n")))
     except OSError as error:
         message = f"cannot read the vocabulary {path}: {error.strerror}"
         raise error_class(error)(message) from error

@@ -77,6 +77,15 @@ def test_adaptive_layers_need_a_vocabulary_that_is_sorted_by_frequency(tmp_path,
 JAPANESE = "今日はとても良い天気です。\n明日はたぶん雨が降るでしょう。\n"
 
 
+def test_the_advised_min_count_creates_unknown_words(tmp_path, caplog):
+    data_path = write(tmp_path / "d", train=LINES + "rare words\n" * 3, valid=LINES + "zebra\n")
+    load_corpus_to_train(Config(min_count=2), RunOptions(data_path=data_path))
+    assert "<unk> never occurs in train" in caplog.text and "add --min_count 4" in caplog.text
+    caplog.clear()
+    load_corpus_to_train(Config(min_count=4), RunOptions(data_path=data_path))
+    assert "<unk> never occurs" not in caplog.text
+
+
 @pytest.mark.parametrize(("text", "is_advised"), [(JAPANESE, True), (LINES, False)])
 def test_a_text_without_spaces_is_a_warning(tmp_path, caplog, text, is_advised):
     load_corpus(write(tmp_path / "d", train=text, valid=text + "犬 z\n"))
@@ -99,6 +108,13 @@ def test_json_is_not_read_as_text(tmp_path, name):
     path = tmp_path if os.sep in name else tmp_path / name
     with pytest.raises(UserError, match=f"{name} contains JSON: write its texts into a .txt file"):
         load_corpus(str(path))
+
+
+@pytest.mark.parametrize("name", ["text.txt.zst", "text.bz2", "corpus.tar.gz", "book.epub"])
+def test_a_file_that_is_not_a_text_is_an_error(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\0\1\n" * 100)
+    with pytest.raises(UserError, match=f"{name} is not a text: convert it to a .txt file"):
+        load_corpus(str(tmp_path / name))
 
 
 def test_a_text_in_utf_16_is_an_error(tmp_path):

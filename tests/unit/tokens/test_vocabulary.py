@@ -75,6 +75,12 @@ def test_a_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     assert loaded.sha256 != Vocabulary((*loaded.words[1:], loaded.words[0])).sha256
 
 
+def test_the_file_of_a_user_may_have_a_mark_and_no_last_line_end(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\n<eos>")
+    assert load_vocabulary(str(path), is_saved=False).words == ("a", "<eos>")
+
+
 @pytest.mark.parametrize(
     "content",
     [
