@@ -12,16 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import ops
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
 from lm.tf1.call import see_logits
-from lm.tf1.inert import STEPS
+from lm.tf1.inert import STEPS, no_train_op
 from lm.tf1.namespace import Namespace
 
 _REPLACEMENTS = {  # keys are names, or the modules of replaced names
     "contrib.layers.batch_norm": "tf.layers.batch_normalization",
     "contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
+    "contrib.rnn.AttentionCellWrapper": "attention over a window (configs/config_transformer.py)",
+    "contrib.rnn.EmbeddingWrapper": "tf.nn.embedding_lookup before the cell",
+    "contrib.rnn.InputProjectionWrapper": "tf.layers.dense before the cell",
+    "contrib.rnn.OutputProjectionWrapper": "tf.layers.dense after the cell",
     "contrib.rnn": "a cell of tf.nn.rnn_cell",
     "contrib.cudnn_rnn": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
     "contrib.seq2seq": "tf.nn.static_rnn or tf.while_loop",
@@ -79,7 +84,8 @@ class _Part(Namespace):
     """A module of `tf.contrib`."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("python", "ops"):  # the internal modules have the same names
+        # The internal modules have the same names, such as contrib.layers.python.layers.layers.
+        if name in ("python", "ops", self.__name__.rpartition(".")[2]):
             return self
         if f"{self.__name__}.{name}" in _REPLACEMENTS:
             return self._missing(name)
@@ -130,7 +136,7 @@ class Contrib(_Part):
             rnn=rnn,
             seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
             legacy_seq2seq=nn.seq2seq,
-            training=_Part("contrib.training", HParams=HParams),
+            training=_Part("contrib.training", HParams=HParams, create_train_op=no_train_op),
             learn=_Part("contrib.learn", ModeKeys=MODE_KEYS),
             util=_Part("contrib.util", constant_value=tf.get_static_value),
         )
@@ -139,7 +145,16 @@ class Contrib(_Part):
         if name in ("layers", "framework", "slim"):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
-            part = _Part(f"contrib.{name}", slim, *behind, nest=NEST, **STEPS)
+            part = _Part(
+                f"contrib.{name}",
+                slim,
+                *behind,
+                nest=NEST,
+                embed_sequence=_embed_sequence,
+                optimize_loss=no_train_op,
+                learning=Namespace("slim.learning", slim.learning, create_train_op=no_train_op),
+                **STEPS,
+            )
             return self.__dict__.setdefault(name, part)  # keeps the assignments of a config file
         return super().__getattr__(name)
 
@@ -149,7 +164,33 @@ def _import_slim(name: str) -> types.ModuleType:
         import tf_slim
     except ModuleNotFoundError as error:
         raise UserError(f"tf.contrib.{name} needs tf_slim; run pip install tf_slim") from error
+    for kind in (tf.Tensor, tf.IndexedSlices):  # tf_slim uses the names in an internal module
+        if not hasattr(ops, kind.__name__):
+            setattr(ops, kind.__name__, kind)
     return tf_slim
+
+
+def _embed_sequence(
+    ids: tf.Tensor,
+    vocab_size: int | None = None,
+    embed_dim: int | None = None,
+    unique: bool = False,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool = True,
+    scope: Any = None,
+    reuse: bool | None = None,
+) -> tf.Tensor:
+    """Return the embeddings of IDs; `unique` has no effect on the values."""
+    with tf.variable_scope(scope, "EmbedSequence", reuse=reuse):
+        embeddings = tf.get_variable(
+            "embeddings",
+            [vocab_size, embed_dim],
+            initializer=initializer,
+            regularizer=regularizer,
+            trainable=trainable,
+        )
+        return tf.nn.embedding_lookup(embeddings, ids)
 
 
 class HParams:

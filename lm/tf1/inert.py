@@ -165,11 +165,23 @@ def _apply_nothing(
         # assignments in the branches of tf.cond and in loops.
         if hasattr(global_step, "assign_add") and not tf.get_default_graph().building_function:
             global_step.assign_add(1)
-        warn_once(
-            f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
-            " --learning_rate, or define build_optimizer"
-        )
+        _warn_unused(type(optimizer).__name__)
     return tf.no_op()
+
+
+def no_train_op(*arguments: Any, **options: Any) -> tf.Operation:
+    """Replace a function that creates an optimizer."""
+    call = current_call()
+    if call and call.context.training:
+        _warn_unused("optimizer")
+    return tf.no_op()
+
+
+def _warn_unused(optimizer: str) -> None:
+    warn_once(
+        f"the program's {optimizer} is not used: set --optimizer and --learning_rate, or define"
+        " build_optimizer"
+    )
 
 
 def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:

@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm.tf1.call import replaced
+from lm.tf1.inert import no_train_op
 
 
 @contextlib.contextmanager
-def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
+def shared_layers(create_variable: Callable, is_training: bool) -> Iterator[None]:
     """Let layers create variables with a function, and count the layers of this call only.
 
     Layers without `training` in their call use the argument, as in `fit` of a Keras model. Updates
@@ -27,7 +28,7 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
         yield
         return
     from tf_keras.src import backend
-    from tf_keras.src.engine import base_layer_utils
+    from tf_keras.src.engine import base_layer_utils, training, training_v1
     from tf_keras.src.engine.base_layer_v1 import Layer
     from tf_keras.src.layers.rnn.legacy_cell_wrappers import DropoutWrapper
 
@@ -59,7 +60,9 @@ def shared_layers(create_variable: Callable, training: bool) -> Iterator[None]:
         replaced(backend, counts),
         replaced(base_layer_utils, {"make_variable": make_variable}),
         replaced(Layer, {"add_update": add_update}),
-        replaced(DropoutWrapper, {} if training else no_dropout),
-        backend.deprecated_internal_learning_phase_scope(int(training)),
+        replaced(DropoutWrapper, {} if is_training else no_dropout),
+        replaced(training.Model, {"compile": no_train_op}),
+        replaced(training_v1.Model, {"compile": no_train_op}),
+        backend.deprecated_internal_learning_phase_scope(int(is_training)),
     ):
         yield

@@ -82,6 +82,11 @@ class Network:
                 "tf1.network: the logits are [T, B, V]: return"
                 " tf.transpose(logits, [1, 0, 2]) in build"
             )
+        if logits.shape.rank == 3 and logits.shape.as_list()[1] == (steps or 0) - 1:
+            raise UserError(
+                "tf1.network: the logits have one time step less than the words, so the program"
+                " takes its targets from the words: append any word to the words"
+            )
         size = logits.shape.as_list()[-1] if logits.shape.rank else None
         vocab_size = context.vocab_size
         if size not in (None, vocab_size):

@@ -55,6 +55,7 @@ _CROSS_ENTROPIES = (
     "sparse_softmax_cross_entropy_with_logits",
     "sigmoid_cross_entropy_with_logits",
 )
+_SAMPLED_LOSSES = ("nce_loss", "sampled_softmax_loss")
 _LOSSES = ("softmax_cross_entropy", "sparse_softmax_cross_entropy")
 _OLD_OPTIONS = {"flag_name": "name", "default_value": "default", "docstring": "help"}  # of flags
 _EstimatorSpec = collections.namedtuple(
@@ -79,6 +80,7 @@ class TensorFlow(Namespace):
             rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell, _linear=_linear),
             seq2seq=legacy_seq2seq(),
             **{name: _with_logits_first(getattr(tf.nn, name)) for name in _CROSS_ENTROPIES},
+            **{name: _with_either_order(getattr(tf.nn, name)) for name in _SAMPLED_LOSSES},
         )
         nn.softmax_cross_entropy_with_logits_v2 = nn.softmax_cross_entropy_with_logits
         self._flags = _flags()
@@ -226,6 +228,21 @@ def _with_logits_first(cross_entropy: Callable) -> Callable:
         options.update(zip(("logits", "labels"), logits_and_labels))
         see_logits(options.get("logits"))
         return cross_entropy(**options)
+
+    return call
+
+
+def _with_either_order(loss: Callable) -> Callable:
+    """Return a sampled loss whose labels may follow its inputs, as in TF 0.x."""
+
+    @functools.wraps(loss)
+    def call(*arguments: Any, **options: Any) -> tf.Tensor:
+        if len(arguments) > 3:
+            weights, biases, labels, inputs, *others = arguments
+            if tf.convert_to_tensor(labels).dtype.is_floating:
+                labels, inputs = inputs, labels
+            arguments = weights, biases, labels, inputs, *others
+        return loss(*arguments, **options)
 
     return call
 

@@ -26,13 +26,15 @@ def build(x, is_training):
         x = tf.keras.layers.Dense(6, activation=tf.nn.relu)(x)
         x = tf.keras.layers.Dense(4, name="top")(x)
     x = tf.keras.layers.Dropout(0.3)(Scale()(x), training=is_training)
-    return tf.keras.layers.Dense(4)(x)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(4)])
+    model.compile(tf.train.AdamOptimizer(), "mse")
+    return model(x)
 """
 
 
 def test_keras_layers_share_their_variables(load, caplog):
     file = load(model=LAYERS)
-    names = ("a/dense", "a/top", "dense_1")
+    names = ("a/dense", "a/top", "sequential/dense_1")
     expected = {f"{name}/{part}" for name in names for part in ("kernel", "bias")}
     outputs, weights = outputs_of(file)
     assert weights.keys() - {"embedding"} == {"scale/scale", *expected}
@@ -40,6 +42,7 @@ def test_keras_layers_share_their_variables(load, caplog):
     assert weights["a/dense/kernel"].std() > 0.1
     losses = train_and_evaluate(file)
     assert losses[-1] < losses[0]
+    assert "the program's optimizer is not used: set --optimizer" in caplog.text
     check_network(file.config, V, file.functions)
     assert "not reproducible" not in caplog.text and "different results" not in caplog.text
 

@@ -20,13 +20,17 @@ SLIM = """
 import tensorflow as tf
 import tensorflow.contrib.slim as slim
 from tensorflow.contrib.framework import add_arg_scope
+from tensorflow.contrib.layers.python.layers import layers
 
 def build(x, is_training):
     x = tf.contrib.layers.layer_norm(x, begin_norm_axis=-1)
     x = slim.fully_connected(x, 6, weights_initializer=tf.contrib.layers.xavier_initializer())
     w = tf.get_variable("w", [4], initializer=tf.contrib.layers.xavier_initializer())
+    x += tf.contrib.layers.embed_sequence(tf.zeros(x.shape[:-1], tf.int32), 3, 6)
     step = tf.contrib.framework.get_or_create_global_step()
     tf.train.exponential_decay(0.1, step, 10, 0.9)
+    tf.contrib.layers.optimize_loss(tf.reduce_mean(x), step, 0.1, "Adam", clip_gradients=5.0)
+    slim.learning.create_train_op(tf.reduce_mean(x), tf.train.AdamOptimizer())
     return tf.layers.dense(x, 4, kernel_regularizer=None) * w
 """
 
@@ -120,6 +124,11 @@ def build(x, is_training):
         tf.debugging.assert_equal(tf.concat(0, tf.split(0, 5, x)), tf.concat(tf.split(x, 5, 0), 0)),
         tf.debugging.assert_equal(array_ops.concat(0, array_ops.split(0, 5, x)), x),
         tf.debugging.assert_equal(array_ops.pack(array_ops.unstack(x)), x),
+        tf.debugging.assert_equal(*(
+            tf.nn.sampled_softmax_loss(
+                tf.ones([7, 7]), tf.zeros([7]), *order, 2, 7, sampled_values=(
+                    tf.constant([3, 4], tf.int64), tf.ones([3, 1]), tf.ones([2])))
+            for order in [(logits, labels[:, None]), (labels[:, None], logits)])),
     ]
     with tf.control_dependencies(close):
         return tf.identity(x)

@@ -179,6 +179,10 @@ def test_cells_may_define_their_zero_state(load):
             "model(model.tf.transpose(words), context.vocab_size), logits='logits'",
             r"the logits are \[T, B, V\]: return tf.transpose\(logits, \[1, 0, 2\]\)",
         ),
+        (
+            "model(words[:, :-1], context.vocab_size), logits='logits'",
+            "the logits have one time step less than the words, .*: append any word to the words",
+        ),
     ],
 )
 def test_missing_parts_are_one_line(load, call, message):
