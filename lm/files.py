@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import secrets
@@ -14,13 +15,13 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from lm import logger
+from lm.system import at_stop
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
-_unfinished: set[str] = set()  # the paths of blocks of `unfinished`
 
 
 def sha256_of(path: str) -> str:
@@ -87,25 +88,26 @@ def check_private(path: str) -> None:
 
 @contextlib.contextmanager
 def unfinished(path: str) -> Iterator[None]:
-    """Remove a temporary file or directory after the block, even if a signal ends this process."""
-    _unfinished.add(path)
-    try:
-        yield
-    finally:
-        _remove(path)
-        _unfinished.discard(path)
-
-
-def remove_unfinished() -> None:
-    """Remove the temporary files of this process, which ends."""
-    for path in list(_unfinished):
-        _remove(path)
+    """Remove a temporary file or directory after the block, or at a stop signal."""
+    with at_stop(functools.partial(_remove_at_stop, path)):
+        try:
+            yield
+        finally:
+            _remove(path)
 
 
 def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)  # leaves a file
     with contextlib.suppress(OSError):
         os.remove(path)
+
+
+def _remove_at_stop(path: str) -> None:
+    # Rename first: the main thread may be moving the finished files away at this moment.
+    doomed = f"{path}.removed"
+    with contextlib.suppress(OSError):
+        os.rename(path, doomed)
+        _remove(doomed)
 
 
 @contextlib.contextmanager

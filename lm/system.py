@@ -21,6 +21,7 @@ _FROM_LAUNCHER = (
 )  # fmt: skip
 _COMPUTE_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bmi")  # in /proc/cpuinfo
 _libc = ctypes.CDLL(None)
+_at_stop: list[Callable[[], object]] = []
 PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -74,6 +75,22 @@ def cpu_identity(path: str = "/proc/cpuinfo") -> str:
     flags = [flag for flag in values.get("flags", []) if flag.startswith(_COMPUTE_FLAGS)]
     features = " ".join([*flags, *(str(values.get(name)) for name in names)])
     return f"{cpu_model()} ({zlib.crc32(features.encode()):08x})"
+
+
+@contextlib.contextmanager
+def at_stop(action: Callable[[], object]) -> Iterator[None]:
+    """Call a function if a stop signal ends this process within the block."""
+    _at_stop.append(action)
+    try:
+        yield
+    finally:
+        _at_stop.remove(action)
+
+
+def act_at_stop() -> None:
+    """Call the functions of all blocks of `at_stop`, the last one first."""
+    for action in reversed(_at_stop):
+        action()
 
 
 def ends_with_this_process(signal_number: int) -> Callable[[], None]:

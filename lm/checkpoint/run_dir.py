@@ -1,6 +1,7 @@
 """The directory of a run: used by one job at a time, and never by a second run."""
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -26,6 +27,7 @@ from lm.record import (
     may_differ,
     settings_that_follow_validation,
 )
+from lm.system import at_stop
 
 _LOCK_SECONDS = 5
 
@@ -103,6 +105,7 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
             time.sleep(0.1)
         if is_new:
             stack.callback(_remove_if_unused, path)
+            stack.enter_context(at_stop(functools.partial(_remove_if_unused, path)))
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:

@@ -124,6 +124,7 @@ def _exit_unconnected(error: Exception) -> NoReturn:
     if code and not is_rank_0:
         # If rank 0 fails too, the launcher kills this rank first. srun returns the status of a
         # killed rank instead of rank 0's exit code, so this rank exits with the same code.
+        signal.set_wakeup_fd(-1)  # `Signals` would exit with the code of the signal.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
         time.sleep(_KILLED_SECONDS)
     if code or is_rank_0:
@@ -158,6 +159,7 @@ def _finish(
     # With --kill-on-bad-exit, srun ends all ranks when one of them fails, and returns the status of
     # a rank that a signal killed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Nothing is left to save.
     sys.exit(code)
 
 

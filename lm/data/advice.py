@@ -80,9 +80,10 @@ def warn_without_unknown(encoded: EncodedCorpus) -> None:
     """Warn if the training text cannot teach the probability of `<unk>`."""
     unk_id = encoded.tokenizer.unk_id
     if isinstance(encoded.tokenizer, Words) and unk_id is not None:
-        size = len(encoded.tokenizer.tokens)
-        counts = sum(np.bincount(block, minlength=size) for block in _blocks(encoded.ids["train"]))
-        if not counts[unk_id]:
+        ids, size = encoded.ids["train"], len(encoded.tokenizer.tokens)
+        if not any((block == unk_id).any() for block in _blocks(ids)):
+            blocks = _blocks(ids, max(_BLOCK, size))
+            counts = sum(np.bincount(block, minlength=size) for block in blocks)
             counts[[unk_id, encoded.tokenizer.eos_id]] = 0
             rarest = min(counts[counts > 0], default=1)
             logger.warning(

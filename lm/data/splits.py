@@ -77,11 +77,22 @@ def source_of(path: str, any_text: bool = False) -> Source:
 def _reads_ids(path: str, any_text: bool) -> bool:
     if path.endswith(ID_ENDS):
         return True
-    if any_text or path.endswith(TEXT_ENDS):
+    if path.endswith(TEXT_ENDS):
+        return False
+    _check_is_text(path)
+    if any_text:
         return False
     _check_no_json(path)
     known = ", ".join(TEXT_ENDS + ID_ENDS)
     raise UserError(f"{path} has an unknown ending: the files of a corpus end in {known}")
+
+
+def _check_is_text(path: str) -> None:
+    if path.endswith(_NO_TEXT_ENDS):
+        raise UserError(
+            f"{path} is not a text: convert it to a .txt file, which may be compressed to .txt.gz,"
+            " or rename it to .txt to train on its bytes"
+        )
 
 
 def _check_no_json(path: str) -> None:
@@ -110,11 +121,8 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
         ) from error
     if path.endswith(ID_ENDS):
         raise UserError(f"{path} has no lines: put train and valid files into a directory")
+    _check_is_text(path)
     _check_no_json(path)
-    if path.endswith(_NO_TEXT_ENDS):
-        raise UserError(
-            f"{path} is not a text: convert it to a .txt file, which may be compressed to .txt.gz"
-        )
     num_lines, num_bytes, last, blocks = 0, 0, b"\n", []
     for block in read_blocks([Part(path)], "counting"):
         blocks.append((num_lines, num_bytes))

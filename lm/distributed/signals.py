@@ -5,6 +5,7 @@ forwards it to the ranks only after odls_base_sigkill_timeout, and kills them af
 again. Open MPI forwards SIGUSR1 and SIGUSR2 immediately, and waits.
 """
 
+import _thread
 import contextlib
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 from lm import logger
 from lm.distributed.launch import repeat_after_mpirun
-from lm.files import remove_unfinished
+from lm.system import act_at_stop
 
 _STOP = {
     signal.SIGTERM: signal.SIGTERM,
@@ -28,7 +29,7 @@ _STOP = {
 }
 # The ranks receive one SIGUSR1 at slightly different steps, and must save only once.
 _SAME_REQUEST_SECONDS = 2.0
-_FLUSH_SECONDS = 1.0
+_END_SECONDS = 3.0  # time limit for the last actions of a process
 
 
 def stopped_by(number: int) -> str:
@@ -39,7 +40,7 @@ class Signals:
     """Records the requests of signals until it is closed.
 
     If `exits` is true, a stop signal before `defer` is called ends the process, and so does a
-    second SIGINT. A caller's process, such as a notebook, is not ended: there, these signals raise
+    second SIGINT. Otherwise, for example in a notebook, these signals raise
     KeyboardInterrupt(number) in the main thread. TensorFlow's C code may lose or print such an
     exception.
 
@@ -107,13 +108,16 @@ class Signals:
             return
         self._num_handled += 1
         if self._exits:
-            while not self._is_deferred:  # Do not report missing files until the process ends.
-                time.sleep(1)
+            if not self._is_deferred:
+                # Wait for the end of the process: the work would report missing files.
+                time.sleep(2 * _END_SECONDS)
         elif not self._is_deferred or self._num_handled > 1:
             self._interrupt = int(_STOP[number])
             raise KeyboardInterrupt(self._interrupt)
 
     def _read(self) -> None:
+        # The programs that read stdout and stderr may receive the same signal, and end first.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         while numbers := self._reader.recv(64):
             for number in numbers:
                 self._note(number)
@@ -136,15 +140,22 @@ class Signals:
                 self._exit(stopped_by(self.stop))
 
     def _exit(self, message: str) -> NoReturn:
-        remove_unfinished()
-        # The main thread may hold the lock of stdout, and the reader of a pipe may be slow.
-        flush = threading.Thread(target=sys.stdout.flush, daemon=True)
-        flush.start()
-        flush.join(_FLUSH_SECONDS)
+        # A disk may hang, and the main thread may hold the lock of stdout, or of `threading`.
+        ended = threading.Event()
+        with contextlib.suppress(RuntimeError):  # Python itself is ending.
+            _thread.start_new_thread(self._end, (ended,))
+            ended.wait(_END_SECONDS)
         self._print(message)
         if self._speaks:
             repeat_after_mpirun(f"lm: {message}")
         os._exit(128 + self.stop)
+
+    def _end(self, ended: threading.Event) -> None:
+        if not self._is_deferred:  # Otherwise, a checkpoint may be complete soon.
+            act_at_stop()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        ended.set()
 
     def _print(self, message: str) -> None:
         if not self._exits:  # A notebook does not show what is written to the file descriptor.

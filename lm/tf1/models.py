@@ -82,7 +82,7 @@ class Network:
                 "tf1.network: the logits are [T, B, V]: return"
                 " tf.transpose(logits, [1, 0, 2]) in build"
             )
-        if logits.shape.rank == 3 and logits.shape.as_list()[1] == (steps or 0) - 1:
+        if logits.shape.rank == 3 and logits.shape.as_list()[:2] == [rows, (steps or 0) - 1]:
             raise UserError(
                 "tf1.network: the logits have one time step less than the words, so the program"
                 " takes its targets from the words: append any word to the words"

@@ -193,12 +193,13 @@ class _HuggingFace(_Subwords):
             self.unk_id = self._model.token_to_id(model["unk_token"])
         if model.get("dropout"):
             self._model.model.dropout = None  # Random merges would differ between hosts.
+        self._line_end: list[int] = []
+        with contextlib.suppress(UserError):
+            self._line_end = self._encode(["\n"])[0].ids
         self.eos_id = self._find_eos_id()
 
     def _find_eos_id(self) -> int:
-        found: list[int] = []
-        with contextlib.suppress(UserError):
-            found = [i for i in self._encode(["\n"])[0].ids[-1:] if i != self.unk_id]
+        found = [i for i in self._line_end[-1:] if i != self.unk_id]
         separators = [i for i in map(self._model.token_to_id, _SEPARATORS) if i is not None]
         # Most corpora contain line ends but no <|endoftext|>, whose weights then stay random.
         is_line_end = self.decode(found) in ("\n", "<0x0A>")
@@ -206,9 +207,11 @@ class _HuggingFace(_Subwords):
 
     def encode(self, text: str) -> list[int]:
         # Some tokenizers add a space before a text, but not after the line ends in a text.
-        line_end, ids = (found.ids for found in self._encode(["\n", f"\n{text}"]))
-        if line_end and ids[: len(line_end)] == line_end:
-            return ids[len(line_end) :]
+        size = len(self._line_end)
+        if size and self.unk_id not in self._line_end:
+            ids = self._encode([f"\n{text}"])[0].ids
+            if ids[:size] == self._line_end:
+                return ids[size:]
         return self._encode([text])[0].ids
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:

@@ -21,7 +21,7 @@ from lm.model.network import Network
 from lm.model.sampler import Sampler
 from lm.model.windows import WindowRunner
 from lm.optimize.averaging import Average
-from lm.system import keep_freed_memory
+from lm.system import at_stop, keep_freed_memory
 from lm.training.checkpointer import Checkpointer
 from lm.training.exactness import find_exactness
 from lm.training.loop import Graphs, Loop
@@ -92,6 +92,7 @@ def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dic
     with on_all_ranks(comm):
         values = values_to_load(job, graphs.network)
     reporter = open_files(job, progress, stack)
+    stack.enter_context(at_stop(lambda: reporter.report_end(KeyboardInterrupt())))
     supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
     stack.callback(setattr, supervisor, "on_failure", lambda reason: None)
     writer = None

@@ -50,10 +50,14 @@ def check_network(
         check.check_window(session, num_threads)
         if functions.has_losses and vocab_size <= max_words:
             check.check_probabilities(session)
-        # With small weights, a network hardly depends on the words before the last word.
-        kernels = [v for v in tf.trainable_variables() if v.shape.rank > 1]
-        session.run([v.assign(_ENLARGED * v, read_value=False) for v in kernels])
-        if disagreement := check.find_disagreement(session):
+        disagreement = check.find_disagreement(session)
+        if not disagreement:
+            # With small weights, a network hardly depends on the words before the last word. With
+            # large weights, rounding errors grow from word to word.
+            kernels = [v for v in tf.trainable_variables() if v.shape.rank > 1]
+            session.run([v.assign(_ENLARGED * v, read_value=False) for v in kernels])
+            disagreement = check.find_disagreement(session, _CHECKED)
+        if disagreement:
             logger.warning(disagreement)
 
 
@@ -68,7 +72,10 @@ class NetworkCheck:
             name: tf.placeholder(dtype, [2, *shape])
             for name, (shape, dtype) in network.state_parts.items()
         }
-        self._zeros: _State = {name: np.zeros(ph.shape) for name, ph in self._state_phs.items()}
+        self._zeros: _State = {
+            name: np.zeros(ph.shape, ph.dtype.as_numpy_dtype)
+            for name, ph in self._state_phs.items()
+        }
         context, words = network.context(num_rows=2), (self._inputs_ph, self._targets_ph)
         if network.has_losses:
             _, self._losses, after = network.losses(*words, self._state_phs, context)
@@ -98,16 +105,23 @@ class NetworkCheck:
         return session.run([*self._results, self._losses], feed)
 
     def _run_words(
-        self, session: tf.Session, words: np.ndarray, first: int = 0
+        self,
+        session: tf.Session,
+        words: np.ndarray,
+        first: int = 0,
+        state: _State | None = None,
     ) -> list[np.ndarray]:
         """Return the losses of words [T + 1, 1] from time step `first` on.
 
         Only for a network with `reads_words`, `first` may be above 0. Such a network reads these
-        words together.
+        words together. The first row of `state` is the state before the words, by default zeros.
         """
         size = decoding.state_size(self._network)
+        before = decoding.state_of_words(words[:first, 0].tolist(), size)
+        if state:
+            before = np.concatenate([each[0].ravel().view(np.float32) for each in state.values()])
         feed = dict(zip(self._word_phs, (words[first:-1], words[first + 1 :])))
-        feed[self._word_state_ph] = [decoding.state_of_words(words[:first, 0].tolist(), size)]
+        feed[self._word_state_ph] = [before]
         return [-log_probs for log_probs in session.run(self._by_word, feed)]
 
     def check_window(self, session: tf.Session, num_threads: int = 1) -> None:
@@ -178,17 +192,22 @@ class NetworkCheck:
                 " log-likelihood in nats"
             )
 
-    def find_disagreement(self, session: tf.Session) -> str:
-        """Return a message if single words and windows lead to different losses, otherwise ""."""
+    def find_disagreement(self, session: tf.Session, num_words: int | None = None) -> str:
+        """Return a message if single words and windows lead to different losses, otherwise "".
+
+        With `num_words`, a network without `reads_words` is compared only at the first words after
+        the first window.
+        """
         num_windows = 1 if self._network.reads_words else 2  # a state carries words between them
         size = [num_windows * self._num_steps + 1, 2]
         words = self._random.integers(0, self._network.vocab_size, size)
         starts = range(0, len(words) - 1, self._num_steps)
         windows = [[words[i : i + self._num_steps] for i in (start, start + 1)] for start in starts]
-        of_windows, state = [], self._zeros
+        of_windows, states = [], [self._zeros]
         for window in windows:
-            _, state, losses = self._run(session, window, state)
+            _, state, losses = self._run(session, window, states[-1])
             of_windows.append(losses)
+            states.append(state)
         of_window = np.concatenate(of_windows)[:, :1]
         # Subtract the mean, about log V, which is large compared to the effect of initial weights.
         mean = of_window[np.isfinite(of_window)].mean()
@@ -198,7 +217,11 @@ class NetworkCheck:
             each = [self._run_words(session, words[: step + 2, :1], step) for step in steps]
             by_word = list(map(np.concatenate, zip(*each)))
         else:
-            first, by_word = 0, self._run_words(session, words[:, :1])
+            first = self._num_steps if num_words else 0
+            last = first + num_words if num_words else len(of_window)
+            state = states[first // self._num_steps]
+            by_word = self._run_words(session, words[first : last + 1, :1], state=state)
+            of_window = of_window[:last]
         if not any(
             _differ(of_window[first:] - mean, of_word - mean, _ROUNDING, floor=_MIN_NATS)
             for of_word in by_word

@@ -100,6 +100,7 @@ def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, laun
     code, output = job.ends()
     assert code == 128 + signal.SIGINT and "Traceback" not in output
     assert job.output.splitlines()[-1].endswith(f"stopped by SIG{'TERM' if launcher else 'INT'}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stop_signal_waits_for_copies_that_take_long(start, tmp_path):

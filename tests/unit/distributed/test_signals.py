@@ -9,7 +9,7 @@ import pytest
 from tests.commands import environment
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from lm.distributed.signals import Signals
 
 signals = Signals()
@@ -21,6 +21,7 @@ def stop(work, *numbers, prefix=()):
     """Send signals to a program, each after its next line; return exit code and lines."""
     command = [*prefix, sys.executable, "-c", PROGRAM.format(work=work)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup pytest
     with subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, **pipes) as process:
         lines = []
         for number in numbers:
@@ -57,10 +58,18 @@ def test_work_that_catches_or_loses_exceptions_is_ended_too():
     assert stop(work, signal.SIGTERM) == (143, ["ready\n", "lm: stopped by SIGTERM\n"])
 
 
+def test_a_signal_ends_a_process_whose_output_nobody_reads():
+    work = "import os\nsys.stdout = open(1, 'w', 9999)\nprint('result')\n"
+    work += "reader, writer = os.pipe()\nos.dup2(writer, 1)\nos.close(reader)\n"
+    work += "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+    work += "print('ready', file=sys.stderr, flush=True)\ntime.sleep(30)"
+    assert stop(work, signal.SIGINT) == (130, ["ready\n", "lm: stopped by SIGINT\n"])
+
+
 def test_missing_files_are_not_reported():
     work = "import os, lm.distributed.signals as module\n"
-    work += "remove = module.remove_unfinished\n"
-    work += "module.remove_unfinished = lambda: (remove(), time.sleep(0.5))\n"
+    work += "act = module.act_at_stop\n"
+    work += "module.act_at_stop = lambda: (act(), time.sleep(0.5))\n"
     work += "from lm.files import temporary_directory\n"
     work += "with temporary_directory(None, 'a') as path:\n    print('ready', flush=True)\n"
     work += "    while True: os.stat(path)"
@@ -96,14 +105,17 @@ def test_the_process_of_a_caller_is_never_ended():
     assert lines[-1] == "kept\n"
 
 
-def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated():
-    work = "signals.defer(); print('ready', flush=True); time.sleep(30)"
+def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated(tmp_path):
+    work = "from lm.files import temporary_directory\n"
+    work += f"with temporary_directory({str(tmp_path)!r}, 'a'):\n"
+    work += "    signals.defer(); print('ready', flush=True); time.sleep(30)"
     code, lines = stop(work, signal.SIGINT, signal.SIGINT)
     assert code == 130
     assert lines[1:] == [
         "lm: stopping after this step and saving; Ctrl-C again ends without saving\n",
         "lm: interrupted twice: stopping immediately\n",
     ]
+    assert list(tmp_path.iterdir())  # It may be a checkpoint that is complete soon.
 
 
 def test_a_stop_that_may_follow_the_failure_of_a_rank_promises_no_save():
