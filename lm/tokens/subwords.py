@@ -193,13 +193,14 @@ class _HuggingFace(_Subwords):
             self.unk_id = self._model.token_to_id(model["unk_token"])
         if model.get("dropout"):
             self._model.model.dropout = None  # Random merges would differ between hosts.
-        self._line_end: list[int] = []
+        line_end: list[int] = []
         with contextlib.suppress(UserError):
-            self._line_end = self._encode(["\n"])[0].ids
-        self.eos_id = self._find_eos_id()
+            line_end = self._encode(["\n"])[0].ids
+        self._reads_line_ends = bool(line_end)  # Otherwise, places in a text may be wrong.
+        self.eos_id = self._find_eos_id(line_end)
 
-    def _find_eos_id(self) -> int:
-        found = [i for i in self._line_end[-1:] if i != self.unk_id]
+    def _find_eos_id(self, line_end: Sequence[int]) -> int:
+        found = [i for i in line_end[-1:] if i != self.unk_id]
         separators = [i for i in map(self._model.token_to_id, _SEPARATORS) if i is not None]
         # Most corpora contain line ends but no <|endoftext|>, whose weights then stay random.
         is_line_end = self.decode(found) in ("\n", "<0x0A>")
@@ -207,11 +208,11 @@ class _HuggingFace(_Subwords):
 
     def encode(self, text: str) -> list[int]:
         # Some tokenizers add a space before a text, but not after the line ends in a text.
-        size = len(self._line_end)
-        if size and self.unk_id not in self._line_end:
-            ids = self._encode([f"\n{text}"])[0].ids
-            if ids[:size] == self._line_end:
-                return ids[size:]
+        if self._reads_line_ends:
+            encoded = self._encode([f"\n{text}"])[0]
+            first = _token_at(encoded, 1)
+            if first is not None:
+                return encoded.ids[first:]
         return self._encode([text])[0].ids
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:

@@ -70,7 +70,9 @@ def test_a_scored_line_has_the_ids_of_this_line_in_a_corpus(tmp_path, scheme):
         model.normalizer = tokenizers.normalizers.Sequence(parts)
     else:
         model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    model.train_from_iterator([SAMPLE], tokenizers.trainers.BpeTrainer(vocab_size=90))
+    # A space and a line end can be one token, but not in front of a word.
+    texts = [SAMPLE, "end \n" * 99]
+    model.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=90))
     model.save(str(tmp_path / "model.json"))
     tokenizer = load_subwords(str(tmp_path / "model.json"))
     lines = ["the cat sat\n", "on the mat\n", "the mat\n"]
