@@ -127,7 +127,7 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
 
 def _encode(run: Run, name: str, source: Source) -> Text:
     try:
-        # The file has no name, so nobody must remove it. The mapping keeps its contents.
+        # The file has no name, so it ends with its last use. The mapping keeps its contents.
         with tempfile.TemporaryFile() as file:
             path = f"/proc/self/fd/{file.fileno()}"
             encoded = encode_source(source, run.tokenizer, path, run.config.token_dtype)
